@@ -1,0 +1,159 @@
+"""Settings of a rank: model, pages, scheduler, executor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from equipoise.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Which model, where and how it runs."""
+
+    model: str = "demo"
+    """Folder of a Hugging Face checkpoint, or "demo" for the embedded demo model."""
+
+    tokenizer: str | None = None
+    """Folder of the tokenizer; the model's folder when not given."""
+
+    executor: Literal["torch", "sim"] = "torch"
+    """"torch" computes the model; "sim" keeps real time by a cost model and draws seeded tokens."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the model runs; "auto" takes a GPU when there is one."""
+
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Weights and KV; "auto" is float32 on a CPU and the checkpoint's own type on a GPU."""
+
+    max_model_len: int | None = None
+    """Most tokens of a request, prompt and output together; the checkpoint's own when not given."""
+
+    num_threads: int | None = None
+    """CPU threads of the model; all cores when not given."""
+
+    def __post_init__(self) -> None:
+        _at_least("max-model-len", self.max_model_len, 2)
+        _at_least("num-threads", self.num_threads, 1)
+
+
+@dataclass(frozen=True)
+class CacheConfig:
+    """KV pages and the prefix cache."""
+
+    page_size: int = 16
+    """Tokens of a KV page; a power of two."""
+
+    num_pages: int | None = None
+    """KV pages; as many as `kv_memory_gb` holds when not given."""
+
+    kv_memory_gb: float | None = None
+    """Memory for KV pages, in GiB; when not given, 90% of the free GPU memory, or a quarter of the free RAM (4 at most)."""
+
+    prefix_cache: bool = True
+    """Share full pages between requests with the same prefix."""
+
+    def __post_init__(self) -> None:
+        if self.page_size < 1 or self.page_size & (self.page_size - 1):
+            raise ConfigError(f"page-size: {self.page_size} is not a power of two")
+        _at_least("num-pages", self.num_pages, 1)
+        if self.kv_memory_gb is not None and not self.kv_memory_gb > 0:
+            raise ConfigError(f"kv-memory-gb: {self.kv_memory_gb} must be more than 0")
+
+
+@dataclass(frozen=True)
+class SchedulerConfig:
+    """What a step may hold, and who goes first."""
+
+    max_running: int = 256
+    """Requests that run at once (seats)."""
+
+    max_step_tokens: int = 2048
+    """Tokens of a step: decodes and prefill chunks together."""
+
+    chunked_prefill: bool = True
+    """Split prompts over steps; off: a prompt runs whole or waits."""
+
+    long_prefill_cap: int = 0
+    """Most tokens of one prefill chunk while others could use the step, 0 for no cap."""
+
+    page_aligned_prefill: bool = False
+    """Chunks that are not a prompt's last end on a page boundary, and are charged by whole pages."""
+
+    order: str = "fcfs"
+    """Who is next and who is preempted: fcfs or priority (lower number first)."""
+
+    depth: int = 1
+    """Steps planned ahead of their results: 0 synchronous, 1 asynchronous."""
+
+    reserve_full_prompt: bool = True
+    """Admit a request only when its whole prompt has pages; off: when its first chunk has."""
+
+    watermark: float = 0.0
+    """Share of pages (0 to 1) that an admission must leave free."""
+
+    max_waiting_reqs: int = 4096
+    """Requests that may wait before new ones are refused with 429."""
+
+    max_waiting_tokens: int | None = None
+    """Prompt tokens that may wait before new requests are refused with 429; no limit when not given."""
+
+    def __post_init__(self) -> None:
+        _at_least("max-running", self.max_running, 1)
+        _at_least("max-step-tokens", self.max_step_tokens, 1)
+        _at_least("long-prefill-cap", self.long_prefill_cap, 0)
+        _at_least("depth", self.depth, 0)
+        _at_least("max-waiting-reqs", self.max_waiting_reqs, 1)
+        _at_least("max-waiting-tokens", self.max_waiting_tokens, 1)
+        if not 0 <= self.watermark < 1:
+            raise ConfigError(f"watermark: {self.watermark} must be at least 0 and less than 1")
+
+
+@dataclass(frozen=True)
+class SimExecutorConfig:
+    """Cost of a simulated step: step + prefill tokens + decode rows + KV tokens read, each times its price."""
+
+    step_ms: float = 5.0
+    """Milliseconds of every step."""
+
+    prefill_token_ms: float = 0.02
+    """Milliseconds per prefill token."""
+
+    decode_row_ms: float = 0.02
+    """Milliseconds per decode row."""
+
+    kv_token_ms: float = 0.0
+    """Milliseconds per KV token that a decode row reads."""
+
+    sim_seed: int = 0
+    """Seed of the tokens drawn; a request's tokens depend on it, on its prompt and on nothing else."""
+
+    sim_vocab_size: int = 32000
+    """Token ids drawn lie below this, when no tokenizer bounds them."""
+
+    sim_num_pages: int = 16384
+    """KV pages of a simulated rank, unless `num_pages` is given."""
+
+    sim_max_model_len: int = 32768
+    """Model length of a simulated rank, unless `max_model_len` is given."""
+
+    def __post_init__(self) -> None:
+        for name in ("step_ms", "prefill_token_ms", "decode_row_ms", "kv_token_ms"):
+            if not getattr(self, name) >= 0:
+                raise ConfigError(f"{name.replace('_', '-')}: {getattr(self, name)} must be at least 0")
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Everything a rank process is told."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    sim: SimExecutorConfig = field(default_factory=SimExecutorConfig)
+
+
+def _at_least(name: str, value: int | None, low: int) -> None:
+    if value is not None and value < low:
+        raise ConfigError(f"{name}: {value} must be at least {low}")

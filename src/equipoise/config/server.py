@@ -1,0 +1,50 @@
+"""Settings of the HTTP server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from equipoise.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """Where the server listens, who may call it and how it stops."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+
+    port: int = 8000
+    """Port to listen on; 0 takes a free one and prints it."""
+
+    served_model_name: str | None = None
+    """Name of the model in the API; the checkpoint folder's name when not given."""
+
+    api_key: str | None = None
+    """Key that clients must send as a bearer token; no key is asked for when not given."""
+
+    cors_origins: tuple[str, ...] = ()
+    """Origins that browsers may call from; "*" for any."""
+
+    max_body_mb: float = 32.0
+    """Largest request body, in MiB; a larger one is refused with 413."""
+
+    request_timeout_s: float | None = None
+    """Seconds after which a request is ended; no limit when not given."""
+
+    shutdown_timeout_s: float = 10.0
+    """Seconds that running requests are given to finish when the server is told to stop."""
+
+    tool_parser: str = "auto"
+    """Format of the model's tool calls: auto, hermes, llama3, mistral, pythonic or none."""
+
+    log_level: str = "info"
+    """debug, info, warning or error."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"port: {self.port} must be at least 0 and at most 65535")
+        if not self.max_body_mb > 0:
+            raise ConfigError(f"max-body-mb: {self.max_body_mb} must be more than 0")
+        if not self.shutdown_timeout_s >= 0:
+            raise ConfigError(f"shutdown-timeout-s: {self.shutdown_timeout_s} must be at least 0")

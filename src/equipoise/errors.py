@@ -1,0 +1,101 @@
+"""Every error that Equipoise raises on purpose.
+
+EquipoiseError
+├── ConfigError            a flag, file or checkpoint is wrong: the command exits with code 2
+│   └── CheckpointError    the model folder is missing, broken or of an unsupported type
+├── RequestError           one request cannot be served: carries an HTTP status and the field
+│   ├── InvalidValueError      400: a field's type, range or content
+│   ├── NotFoundError          404: no such model, route or request
+│   ├── TooLargeError          413: the body is over the limit
+│   ├── QueueFullError         429: comes with seconds to wait
+│   ├── RequestTimeoutError    408: its deadline passed
+│   └── UnavailableError       503: paused, shutting down, or the rank died
+└── InvariantError         a bug in Equipoise: the engine loop ends loudly
+    └── PageError          pages counted wrongly
+"""
+
+from __future__ import annotations
+
+
+class EquipoiseError(Exception):
+    """Root of the errors that Equipoise raises on purpose."""
+
+
+class ConfigError(EquipoiseError):
+    """A setting that cannot work; the message is one line that names it, its value and what is allowed."""
+
+
+class CheckpointError(ConfigError):
+    """A model folder that is missing, broken or of an unsupported type."""
+
+
+class RequestError(EquipoiseError):
+    """One request cannot be served. `status` is the HTTP status, `field` the request's field or None."""
+
+    status = 400
+    kind = "invalid_request_error"
+    code: str | None = None
+
+    def __init__(self, message: str, field: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.field = field
+
+
+class InvalidValueError(RequestError):
+    """A request's field has a wrong type, range or content; the message names the field, the value and what is allowed."""
+
+    def __init__(self, message: str, field: str | None = None, code: str | None = None) -> None:
+        super().__init__(message, field)
+        self.code = code
+
+
+class NotFoundError(RequestError):
+    """What the request names does not exist."""
+
+    status = 404
+    kind = "not_found_error"
+    code = "not_found"
+
+
+class TooLargeError(RequestError):
+    """The request's body is over the server's limit."""
+
+    status = 413
+    code = "request_too_large"
+
+
+class QueueFullError(RequestError):
+    """The waiting queue is full; `retry_after_s` is a whole number of seconds to wait."""
+
+    status = 429
+    kind = "rate_limit_error"
+    code = "queue_full"
+
+    def __init__(self, message: str, retry_after_s: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class RequestTimeoutError(RequestError):
+    """The request's deadline passed before it ended."""
+
+    status = 408
+    kind = "timeout_error"
+    code = "timeout"
+
+
+class UnavailableError(RequestError):
+    """The server cannot take or finish the request: starting, shutting down, or its rank died."""
+
+    status = 503
+    kind = "service_unavailable_error"
+    code = "unavailable"
+
+
+class InvariantError(EquipoiseError):
+    """A broken invariant: a bug in Equipoise. The message carries the numbers."""
+
+
+class PageError(InvariantError):
+    """Pages counted wrongly: freed twice, grown backwards, owned and free at once."""
