@@ -43,7 +43,7 @@ class RequestError(EquipoiseError):
 
 
 class InvalidValueError(RequestError):
-    """A request's field has a wrong type, range or content; the message names the field, the value and what is allowed."""
+    """A field has a wrong type, range or content; the message names the field, the value and what is allowed."""
 
     def __init__(self, message: str, field: str | None = None, code: str | None = None) -> None:
         super().__init__(message, field)

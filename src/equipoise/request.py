@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
-import numpy as np
 
 from equipoise.errors import InvalidValueError
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
     Tokens = NDArray[np.int32]

@@ -49,7 +49,7 @@ class CacheConfig:
     """KV pages; as many as `kv_memory_gb` holds when not given."""
 
     kv_memory_gb: float | None = None
-    """Memory for KV pages, in GiB; when not given, 90% of the free GPU memory, or a quarter of the free RAM (4 at most)."""
+    """Memory for KV pages, in GiB; by default 90% of the free GPU memory, or a quarter of the free RAM (4 at most)."""
 
     prefix_cache: bool = True
     """Share full pages between requests with the same prefix."""

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
-
-    from numpy.typing import NDArray
 
     from equipoise.request import Request
     from equipoise.sched.columns import Columns

@@ -1,4 +1,4 @@
-"""The hot state of every seated request, one numpy row per seat: the one source of truth that scheduler and executor share.
+"""The hot state of seated requests, one numpy row per seat: the one truth that scheduler and executor share.
 
 Token ranges of a seated request (half-open, all in positions of its sequence):
 
