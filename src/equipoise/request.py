@@ -120,6 +120,7 @@ class Request:
         "num_computed",
         "num_inflight",
         "num_preemptions",
+        "num_published",
         "order_key",
         "output_ids",
         "page_keys",
@@ -174,6 +175,7 @@ class Request:
         self.num_inflight = 0
         self.num_cached = 0
         self.num_preemptions = 0
+        self.num_published = 0
         self.seat: int | None = None
         self.place = "new"
         self.order_key: tuple[float, ...] = ()

@@ -69,6 +69,16 @@ class StepPlan:
         self.sampled_at: NDArray[np.int64] = np.empty(0, np.int64)
         self.num_tokens = 0
 
+    def drop(self, request: Request) -> tuple[int, int]:
+        """Take back every row of a request that still has its seat; the only undo of a plan, before it is committed.
+
+        Returns the decode rows and the chunk tokens that were taken back."""
+        decodes = self.decode_seats
+        self.decode_seats = decodes[decodes != request.seat]
+        dropped = sum(row.n for row in self.prefills if row.request is request)
+        self.prefills = [row for row in self.prefills if row.request is not request]
+        return len(decodes) - len(self.decode_seats), dropped
+
     @property
     def is_empty(self) -> bool:
         """True when no row would run: there is nothing to submit."""

@@ -1,0 +1,104 @@
+"""Paged KV memory with a prefix cache: `KVMemory` over a page pool and a prefix index."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from equipoise.errors import PageError
+from equipoise.kv.pages import PagePool
+from equipoise.kv.prefix import PrefixIndex, extend_keys
+from equipoise.kv.protocol import PrefixMatch
+
+if TYPE_CHECKING:
+    from equipoise.request import Request, Tokens
+
+NO_MATCH = PrefixMatch([], 0)
+
+
+class PagedKV:
+    """KV pages of one rank. Keeps len(request.pages) == ceil(highest `upto` granted / page_size)."""
+
+    def __init__(self, num_pages: int, page_size: int, *, prefix_cache: bool) -> None:
+        self.page_size = page_size
+        self.num_pages = num_pages
+        self._index = PrefixIndex(num_pages)
+        self._pool = PagePool(num_pages, on_evict=self._index.forget)
+        self._shares = prefix_cache
+
+    @property
+    def num_free(self) -> int:
+        return self._pool.num_free
+
+    @property
+    def num_cached(self) -> int:
+        """Pages that nobody owns and that can still be matched."""
+        return self._pool.num_cached
+
+    def match(self, request: Request) -> PrefixMatch:
+        if not self._shares or not request.uses_prefix_cache:
+            return NO_MATCH
+        # The step must compute at least one token, or there would be no logits to draw from.
+        limit = (request.num_known - 1) // self.page_size
+        if len(request.page_keys) < limit:
+            extend_keys(request.page_keys, request.cache_salt, known_tokens(request), self.page_size, limit)
+        pages = self._index.find(request.page_keys, limit)
+        return PrefixMatch(pages, len(pages) * self.page_size)
+
+    def admit(self, request: Request, match: PrefixMatch, upto: int, reserve: int) -> bool:
+        if request.pages:
+            raise PageError(f"{request} is admitted with {len(request.pages)} pages")
+        pool = self._pool
+        revived = sum(1 for page in match.pages if pool.is_cached(page))
+        if pool.num_free - revived < reserve:
+            return False
+        pool.share(match.pages)
+        request.pages = list(match.pages)
+        if self.grow(request, upto):
+            request.num_published = len(match.pages)
+            return True
+        self.release(request)
+        return False
+
+    def grow(self, request: Request, upto: int) -> bool:
+        if upto < 0:
+            raise PageError(f"{request} asks for pages up to {upto}")
+        missing = -(-upto // self.page_size) - len(request.pages)
+        if missing <= 0:
+            return True
+        pages = self._pool.take(missing)
+        if pages is None:
+            return False
+        request.pages += pages
+        return True
+
+    def publish(self, request: Request, tokens: Tokens, upto: int) -> None:
+        if not self._shares:
+            return
+        num_full = upto // self.page_size
+        extend_keys(request.page_keys, request.cache_salt, tokens, self.page_size, num_full)
+        for i in range(request.num_published, num_full):
+            self._index.publish(request.page_keys[i], request.pages[i])
+        request.num_published = max(request.num_published, num_full)
+
+    def release(self, request: Request) -> None:
+        for page in reversed(request.pages):
+            self._pool.give_back(page, keep=self._index.has_key(page))
+        request.pages = []
+        request.num_published = 0
+
+    def flush(self) -> int:
+        dropped = self._pool.drop_cached()
+        self._index.clear()
+        return dropped
+
+    def check(self) -> None:
+        self._pool.check()
+
+
+def known_tokens(request: Request) -> Tokens:
+    """Prompt and known outputs of a request without a seat: (num_known,) int32."""
+    if not request.output_ids:
+        return request.prompt_ids
+    return np.concatenate([request.prompt_ids, np.asarray(request.output_ids, np.int32)])

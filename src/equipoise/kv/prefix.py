@@ -1,0 +1,72 @@
+"""Which page holds which prefix.
+
+A full page's key is a chained SHA-256 of the key before it and of its own tokens; the chain starts
+from the request's salt, so tenants with different salts never share, and no collision can be crafted.
+"""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from equipoise.request import Tokens
+
+BYTES_PER_TOKEN = 4
+
+
+def extend_keys(keys: list[bytes], salt: str, tokens: Tokens, page_size: int, num_pages: int) -> None:
+    """Append to `keys` until it has `num_pages` entries. `tokens`: (>= num_pages * page_size,) int32."""
+    if len(keys) >= num_pages:
+        return
+    first = len(keys)
+    parent = keys[-1] if keys else sha256(salt.encode()).digest()
+    data = tokens[first * page_size : num_pages * page_size].tobytes()
+    width = page_size * BYTES_PER_TOKEN
+    for start in range(0, len(data), width):
+        parent = sha256(parent + data[start : start + width]).digest()
+        keys.append(parent)
+
+
+class PrefixIndex:
+    """Key of a full page <-> the page. The first page published under a key keeps it."""
+
+    def __init__(self, num_pages: int) -> None:
+        self._page_of: dict[bytes, int] = {}
+        self._key_of: list[bytes | None] = [None] * num_pages
+
+    def __len__(self) -> int:
+        return len(self._page_of)
+
+    def find(self, keys: list[bytes], limit: int) -> list[int]:
+        """Pages of the longest run of known keys among the first `limit`."""
+        pages = []
+        page_of = self._page_of
+        for i in range(min(limit, len(keys))):
+            page = page_of.get(keys[i])
+            if page is None:
+                break
+            pages.append(page)
+        return pages
+
+    def publish(self, key: bytes, page: int) -> None:
+        """Make `page` findable by `key`, unless another page is already or `page` has a key."""
+        if key not in self._page_of and self._key_of[page] is None:
+            self._page_of[key] = page
+            self._key_of[page] = key
+
+    def has_key(self, page: int) -> bool:
+        """True when `page` can be found."""
+        return self._key_of[page] is not None
+
+    def forget(self, page: int) -> None:
+        """`page` is about to hold something else."""
+        key = self._key_of[page]
+        if key is not None:
+            del self._page_of[key]
+            self._key_of[page] = None
+
+    def clear(self) -> None:
+        """Forget every page: owned ones become private to their owners."""
+        self._page_of.clear()
+        self._key_of = [None] * len(self._key_of)

@@ -1,0 +1,80 @@
+"""The only reader of scheduler settings: which rules a scheduler has. A disabled feature is absent."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from equipoise.errors import ConfigError
+from equipoise.kv.paged import PagedKV
+from equipoise.sched.limits import long_prefill_cap, page_aligned, whole_prompts
+from equipoise.sched.orders import ORDERS
+from equipoise.sched.resources import TokenBudget
+from equipoise.sched.scheduler import Rules, Scheduler
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from equipoise.clock import Clock
+    from equipoise.config import CacheConfig, SchedulerConfig
+    from equipoise.exec.protocol import ExecutorInfo
+    from equipoise.sched.rules import Gate, LimitRule, Order, Resource
+
+
+def build_scheduler(
+    config: SchedulerConfig,
+    cache: CacheConfig,
+    info: ExecutorInfo,
+    clock: Clock,
+    *,
+    admission_gates: Sequence[Gate] = (),
+    resources: Sequence[Resource] = (),
+) -> Scheduler:
+    """A scheduler for one rank. Raises ConfigError for settings that cannot work together."""
+    page_size = info.page_size
+    max_model_len = min(info.max_model_len, info.num_pages * page_size)
+    if max_model_len < 2:
+        raise ConfigError(f"num-pages: {info.num_pages} pages of {page_size} tokens hold no prompt and its output")
+    if not config.chunked_prefill and config.max_step_tokens < max_model_len:
+        raise ConfigError(
+            f"max-step-tokens: {config.max_step_tokens} is less than the model's length {max_model_len}, "
+            "which must fit one step when chunked prefill is off"
+        )
+    aligned = config.page_aligned_prefill and config.max_step_tokens >= page_size
+    return Scheduler(
+        kv=PagedKV(info.num_pages, page_size, prefix_cache=cache.prefix_cache),
+        clock=clock,
+        budget=TokenBudget(config.max_step_tokens, unit=page_size if aligned else 1),
+        rules=Rules(
+            order=_order(config.order),
+            limits=_limits(config, page_size, aligned=aligned),
+            admission_gates=admission_gates,
+            resources=resources,
+        ),
+        max_running=config.max_running,
+        max_model_len=max_model_len,
+        depth=config.depth,
+        reserve_full_prompt=config.reserve_full_prompt,
+        watermark_pages=int(config.watermark * info.num_pages),
+        max_waiting_reqs=config.max_waiting_reqs,
+        max_waiting_tokens=config.max_waiting_tokens,
+    )
+
+
+def _limits(config: SchedulerConfig, page_size: int, *, aligned: bool) -> list[LimitRule]:
+    """In the order in which they cut; alignment is last, so that its answer stands."""
+    limits: list[LimitRule] = []
+    if not config.chunked_prefill:
+        limits.append(whole_prompts())
+    if config.long_prefill_cap:
+        # A cap below a page would floor every chunk to nothing: it is rounded up to one page.
+        limits.append(long_prefill_cap(max(config.long_prefill_cap, page_size if aligned else 1)))
+    if aligned:
+        limits.append(page_aligned(page_size))
+    return limits
+
+
+def _order(name: str) -> Order:
+    try:
+        return ORDERS[name]
+    except KeyError:
+        raise ConfigError(f"order: {name!r} is not one of {', '.join(sorted(ORDERS))}") from None

@@ -1,0 +1,46 @@
+"""Limits: how many tokens of a prompt one step may compute. Sources are named by pull request."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from equipoise.request import Request
+    from equipoise.sched.rules import Limit, LimitRule, StepView
+
+
+def whole_prompts() -> LimitRule:
+    """Chunked prefill off: all that is left of a prompt, or nothing."""
+
+    def limit(request: Request, n: int) -> int:
+        return n if request.num_computed + n >= request.num_known else 0
+
+    return lambda _view: limit
+
+
+def long_prefill_cap(cap: int) -> LimitRule:
+    """At most `cap` tokens a chunk, so that one long prompt leaves room for others; void for a lone request."""
+
+    def limit(_request: Request, n: int) -> int:
+        return n if n < cap else cap
+
+    def bind(view: StepView) -> Limit | None:
+        return limit if view.num_running + view.num_waiting > 1 else None
+
+    return bind
+
+
+def page_aligned(page_size: int) -> LimitRule:
+    """A chunk that is not the prompt's last ends on a page boundary (vllm-project/vllm#19878).
+
+    The boundary is counted from the start of the prompt: computed + chunk is a multiple of the page.
+    A chunk that another limit cut below the next boundary does not run (n floors to 0); limits that
+    could do so for ever are rounded up to whole pages in `assemble`."""
+
+    def limit(request: Request, n: int) -> int:
+        end = request.num_computed + n
+        if end >= request.num_known:
+            return n
+        return max(0, end - end % page_size - request.num_computed)
+
+    return lambda _view: limit
