@@ -31,7 +31,8 @@ def build_scheduler(
 ) -> Scheduler:
     """A scheduler for one rank. Raises ConfigError for settings that cannot work together."""
     page_size = info.page_size
-    max_model_len = min(info.max_model_len, info.num_pages * page_size)
+    # A request's last token is drawn but never computed: it needs no page.
+    max_model_len = min(info.max_model_len, info.num_pages * page_size + 1)
     if max_model_len < 2:
         raise ConfigError(f"num-pages: {info.num_pages} pages of {page_size} tokens hold no prompt and its output")
     if not config.chunked_prefill and config.max_step_tokens < max_model_len:

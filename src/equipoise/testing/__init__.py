@@ -1,0 +1,1 @@
+"""Tools for trying the scheduler: recorded scenarios and their runner."""
