@@ -193,8 +193,10 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """May `schedule` find something to run? False when idle and when everything is paused."""
-        return self._pause != "all" and bool(self._waiting or self._prefilling or len(self._roster))
+        """May `schedule` find something to run? False when idle and when what is left is paused."""
+        if self._pause == "all":
+            return False
+        return bool(self._prefilling or len(self._roster) or (self._waiting and not self._pause))
 
     @property
     def num_requests(self) -> int:
