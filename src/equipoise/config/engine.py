@@ -81,6 +81,15 @@ class SchedulerConfig:
     page_aligned_prefill: bool = False
     """Chunks that are not a prompt's last end on a page boundary, and are charged by whole pages."""
 
+    prefill_interval: int = 1
+    """While something decodes, prefill on every n-th step only, unless requests pile up; 1 on every step."""
+
+    admission_cap: int | None = None
+    """Requests that may run at once, when fewer than the seats; no such cap when not given."""
+
+    min_free_seats: int = 1
+    """Free seats to wait for before anyone is admitted while others run, so that prefills come in groups."""
+
     order: str = "fcfs"
     """Who is next and who is preempted: fcfs or priority (lower number first)."""
 
@@ -103,6 +112,11 @@ class SchedulerConfig:
         _at_least("max-running", self.max_running, 1)
         _at_least("max-step-tokens", self.max_step_tokens, 1)
         _at_least("long-prefill-cap", self.long_prefill_cap, 0)
+        _at_least("prefill-interval", self.prefill_interval, 1)
+        _at_least("admission-cap", self.admission_cap, 1)
+        _at_least("min-free-seats", self.min_free_seats, 1)
+        if self.min_free_seats > self.max_running:
+            raise ConfigError(f"min-free-seats: {self.min_free_seats} is more than max-running, {self.max_running}")
         _at_least("depth", self.depth, 0)
         _at_least("max-waiting-reqs", self.max_waiting_reqs, 1)
         _at_least("max-waiting-tokens", self.max_waiting_tokens, 1)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from equipoise.errors import ConfigError
 from equipoise.kv.paged import PagedKV
+from equipoise.sched.gates import admission_cap, min_free_seats, prefill_cadence
 from equipoise.sched.limits import long_prefill_cap, page_aligned, whole_prompts
 from equipoise.sched.orders import ORDERS
 from equipoise.sched.resources import TokenBudget
@@ -48,7 +49,8 @@ def build_scheduler(
         rules=Rules(
             order=_order(config.order),
             limits=_limits(config, page_size, aligned=aligned),
-            admission_gates=admission_gates,
+            prefill_gates=_prefill_gates(config),
+            admission_gates=[*_admission_gates(config), *admission_gates],
             resources=resources,
         ),
         max_running=config.max_running,
@@ -72,6 +74,19 @@ def _limits(config: SchedulerConfig, page_size: int, *, aligned: bool) -> list[L
     if aligned:
         limits.append(page_aligned(page_size))
     return limits
+
+
+def _prefill_gates(config: SchedulerConfig) -> list[Gate]:
+    return [prefill_cadence(config.prefill_interval)] if config.prefill_interval > 1 else []
+
+
+def _admission_gates(config: SchedulerConfig) -> list[Gate]:
+    gates: list[Gate] = []
+    if config.admission_cap is not None:
+        gates.append(admission_cap(config.admission_cap))
+    if config.min_free_seats > 1:
+        gates.append(min_free_seats(config.min_free_seats))
+    return gates
 
 
 def _order(name: str) -> Order:

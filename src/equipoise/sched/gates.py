@@ -25,3 +25,49 @@ def balance(max_running: int, margin: int = 1) -> Gate:
         return 0 if max(rank.num_running for rank in view.ranks) >= full else OPEN
 
     return gate
+
+
+def prefill_cadence(interval: int) -> Gate:
+    """While something decodes, prefill (running chunks too) on every `interval`-th step only (vllm-project/vllm#44558).
+
+    Lifted when the last step that could admit left requests waiting: a saturated rank must not be held back."""
+
+    def gate(view: StepView) -> int:
+        is_due = view.step % interval == 0
+        return OPEN if is_due or view.has_backlog or not view.num_decoding else 0
+
+    return gate
+
+
+def min_free_seats(num_seats: int) -> Gate:
+    """Admit only when at least `num_seats` seats are free, so that prefills come in groups; open while nothing runs."""
+    return lambda view: OPEN if view.num_free_seats >= num_seats or not view.num_running else 0
+
+
+class PrefillAlignment:
+    """A gate that waits for company: closed while only some ranks want to prefill, for a bounded time.
+
+    Every rank of a lockstep group sees the same `ranks`, counts the same passes and so decides alike. A
+    prefill that already runs obeys too, or one rank would go on alone (sgl-project/sglang#35241)."""
+
+    def __init__(self, max_passes: int = 30, max_delay_s: float = 5.0) -> None:
+        """Open again after `max_passes` closed steps or `max_delay_s` seconds, whichever comes first."""
+        self._max_passes = max_passes
+        self._max_delay_s = max_delay_s
+        self._num_passes = 0
+        self._closed_since: float | None = None
+
+    def __call__(self, view: StepView) -> int:
+        wanting = sum(rank.wants_prefill for rank in view.ranks)
+        if wanting in (0, len(view.ranks)) or self._is_over(view.now_s):
+            self._num_passes, self._closed_since = 0, None
+            return OPEN
+        self._num_passes += 1
+        if self._closed_since is None:
+            self._closed_since = view.now_s
+        return 0
+
+    def _is_over(self, now_s: float) -> bool:
+        if self._num_passes >= self._max_passes:
+            return True
+        return self._closed_since is not None and now_s - self._closed_since >= self._max_delay_s

@@ -26,20 +26,24 @@ class RankState:
 
     num_running: int
     num_waiting: int
+    wants_prefill: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class StepView:
     """What rules may look at when a step is planned.
 
-    `num_running` holds a seat (decoding, prefilling or draining). `ranks` has one entry per rank of the
-    group, this one included."""
+    `num_running` holds a seat (decoding, prefilling or draining). `has_backlog`: the last step that could
+    admit left requests waiting. `ranks` has one entry per rank of the group, this one included."""
 
     step: int
+    now_s: float
     num_running: int
     num_decoding: int
     num_prefilling: int
     num_waiting: int
+    num_free_seats: int
+    has_backlog: bool
     ranks: tuple[RankState, ...]
 
 

@@ -125,6 +125,7 @@ class Scheduler:
         self._deadlines: list[tuple[float, int]] = []
         self._pause: Literal["", "new", "all"] = ""
         self._step = 0
+        self._has_backlog = False
         self._num_outstanding = 0
 
     # ---------------------------------------------------------------- requests come and go
@@ -219,6 +220,11 @@ class Scheduler:
             max_running=self.max_running,
         )
 
+    def state(self) -> RankState:
+        """What the other ranks of a lockstep group must know of this one."""
+        waiting = self._ledger.num_waiting_reqs
+        return RankState(self._num_running, waiting, wants_prefill=bool(waiting or self._prefilling))
+
     # ---------------------------------------------------------------- plan a step
 
     def schedule(self, ranks: tuple[RankState, ...] | None = None) -> StepPlan:
@@ -232,7 +238,7 @@ class Scheduler:
         for resource in self._rules.resources:
             resource.begin_step()
         self._plan_decodes(plan)
-        if all(gate(view) for gate in self._rules.prefill_gates):
+        if _answer(self._rules.prefill_gates, view):
             limits = [limit for rule in self._rules.limits if (limit := rule(view)) is not None]
             self._plan_prefills(plan, limits)
             for row in plan.prefills:
@@ -246,11 +252,14 @@ class Scheduler:
         num_running, num_waiting = self._num_running, self._ledger.num_waiting_reqs
         return StepView(
             step=self._step,
+            now_s=self._clock.now(),
             num_running=num_running,
             num_decoding=len(self._roster),
             num_prefilling=len(self._prefilling),
             num_waiting=num_waiting,
-            ranks=ranks or (RankState(num_running, num_waiting),),
+            num_free_seats=len(self._free_seats),
+            has_backlog=self._has_backlog,
+            ranks=ranks or (self.state(),),
         )
 
     def _plan_decodes(self, plan: StepPlan) -> None:
@@ -280,13 +289,12 @@ class Scheduler:
         while num_admissible > 0 and self._budget.room > 0:
             request = self._waiting.head()
             if request is None or not self._admit(plan, request, limits):
-                return
+                break
             num_admissible -= 1
+        self._has_backlog = bool(self._waiting)
 
     def _num_admissible(self, view: StepView) -> int:
-        if self._pause:
-            return 0
-        return min((gate(view) for gate in self._rules.admission_gates), default=OPEN)
+        return 0 if self._pause else _answer(self._rules.admission_gates, view)
 
     def _admit(self, plan: StepPlan, request: Request, limits: list[Limit]) -> bool:
         """Give the head of the queue a seat, pages and its first chunk, if it has room everywhere."""
@@ -564,3 +572,8 @@ class Scheduler:
         most = self._max_waiting_tokens
         if most is not None and ledger.num_waiting_tokens + request.num_known > most:
             raise QueueFullError(f"{ledger.num_waiting_tokens} tokens wait, at most {most} may")
+
+
+def _answer(gates: Sequence[Gate], view: StepView) -> int:
+    """The strictest answer. Every gate is asked: some count the steps that they see."""
+    return min([gate(view) for gate in gates], default=OPEN)

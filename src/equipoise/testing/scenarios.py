@@ -25,7 +25,6 @@ from equipoise.errors import ConfigError
 from equipoise.exec.protocol import ExecutorInfo, StepOutput
 from equipoise.request import Request, SamplingParams
 from equipoise.sched.assemble import build_scheduler
-from equipoise.sched.gates import admission_cap
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,7 +65,7 @@ class CaseConfig(msgspec.Struct, forbid_unknown_fields=True):
     def unsupported(self) -> list[str]:
         """Features that the case asks for and our scheduler does not have."""
         off = CaseConfig()
-        names = ("adaptive", "interval", "max_loras", "spec", "remote", "dp")
+        names = ("adaptive", "max_loras", "spec", "remote", "dp")
         return [name for name in names if getattr(self, name) != getattr(off, name)]
 
 
@@ -222,14 +221,15 @@ def _scheduler_of(cfg: CaseConfig, clock: VirtualClock) -> Scheduler:
         max_step_tokens=cfg.budget,
         chunked_prefill=cfg.chunked,
         long_prefill_cap=cfg.long_thr,
+        prefill_interval=cfg.interval,
+        admission_cap=cfg.max_active,
         order=cfg.policy,
         depth=int(cfg.async_sched),
         reserve_full_prompt=cfg.reserve_full,
         watermark=cfg.watermark,
     )
-    gates = [] if cfg.max_active is None else [admission_cap(cfg.max_active)]
     cache = CacheConfig(page_size=cfg.block_size, prefix_cache=cfg.apc)
-    return build_scheduler(config, cache, info, clock, admission_gates=gates)
+    return build_scheduler(config, cache, info, clock)
 
 
 def _nothing(scheduler: Scheduler) -> StepPlan:
