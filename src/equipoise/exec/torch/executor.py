@@ -1,0 +1,134 @@
+"""The torch executor: one worker thread computes steps in order while the loop plans the next one."""
+
+from __future__ import annotations
+
+import logging
+import os
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import torch
+
+from equipoise.errors import InvariantError
+from equipoise.exec.protocol import ExecutorInfo
+from equipoise.exec.torch.batch import gather_batch, prompt_spans
+from equipoise.exec.torch.models.load import load_model
+from equipoise.exec.torch.ops import choose_ops
+from equipoise.exec.torch.pages import count_pages, make_pages
+from equipoise.exec.torch.runner import Runner
+from equipoise.exec.torch.sampler import Sampler
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from equipoise.config import CacheConfig, ModelConfig, SchedulerConfig
+    from equipoise.exec.protocol import StepOutput
+    from equipoise.exec.torch.models.load import LoadedModel
+    from equipoise.exec.torch.runner import Launched
+    from equipoise.request import Request
+    from equipoise.sched.columns import Columns
+    from equipoise.sched.plan import StepPlan
+
+logger = logging.getLogger(__name__)
+
+
+class TorchStep:
+    """A step under way."""
+
+    __slots__ = ("_launch",)
+
+    def __init__(self, launch: Future[Launched]) -> None:
+        self._launch = launch
+
+    def done(self) -> bool:
+        """True when `result` would not wait."""
+        return self._launch.done() and (self._launch.exception() is not None or self._launch.result().done())
+
+    def result(self) -> StepOutput:
+        """Wait for the step. Raises what the step raised."""
+        return self._launch.result().wait()
+
+
+class TorchExecutor:
+    """An Executor that computes a model with torch.
+
+    The worker thread owns everything on the device; the loop's thread copies a plan's inputs out of the
+    columns and hands them over. On a GPU the worker only launches, so it runs ahead of the device."""
+
+    def __init__(self, loaded: LoadedModel, info: ExecutorInfo, num_threads: int) -> None:
+        self._info = info
+        self._loaded = loaded
+        self._columns: Columns | None = None
+        self._runner: Runner | None = None
+        self._sampler: Sampler | None = None
+        self._reported: dict[int, int] = {}
+        self._worker = ThreadPoolExecutor(1, "equipoise-torch", _use_threads, (num_threads,))
+
+    @property
+    def info(self) -> ExecutorInfo:
+        return self._info
+
+    def bind(self, columns: Columns) -> None:
+        """Make the seats' device state. Raises InvariantError when called twice."""
+        if self._columns is not None:
+            raise InvariantError("the executor is bound already")
+        self._columns = columns
+        device = self._loaded.device
+        self._sampler = Sampler(columns.num_seats, self._info.vocab_size, device)
+        self._runner = Runner(self._loaded.model, self._sampler, columns.num_seats, device)
+
+    def prepare(self, request: Request) -> Future[None] | None:
+        """Nothing to wait for."""
+        return None
+
+    def submit(self, plan: StepPlan) -> TorchStep:
+        """Start a step that is not empty; what it needs of the columns is copied before this returns."""
+        if self._columns is None or self._runner is None:
+            raise InvariantError("a plan was submitted before the columns were bound")
+        spans = prompt_spans(self._columns, plan, self._reported)
+        batch = gather_batch(self._columns, plan, self._loaded.device, spans)
+        return TorchStep(self._worker.submit(self._runner.run, batch))
+
+    def forget(self, request: Request) -> None:
+        """In step order: steps under way may still draw for the request's seat."""
+        self._reported.pop(request.handle, None)
+        if self._sampler is not None:
+            self._worker.submit(self._sampler.forget, request)
+
+    def close(self) -> None:
+        """Wait for the step under way, drop those behind it, and free the device; idempotent."""
+        self._worker.shutdown(wait=True, cancel_futures=True)
+        self._runner = self._sampler = None
+
+
+def build_torch_executor(model: ModelConfig, cache: CacheConfig, scheduler: SchedulerConfig) -> TorchExecutor:
+    """Load the model and make its pages. Raises CheckpointError and ConfigError, each one line."""
+    num_threads = model.num_threads or os.cpu_count() or 1
+    torch.set_num_threads(num_threads)
+    loaded = load_model(model)
+    shapes = loaded.model.kv_shapes
+    num_pages, page_bytes = count_pages(shapes, cache, loaded.dtype, loaded.device)
+    pages = make_pages(shapes, num_pages, cache.page_size, loaded.dtype, loaded.device)
+    ops = choose_ops(loaded.device, loaded.dtype, shapes, num_threads)
+    loaded.model.bind(pages, ops)
+    info = ExecutorInfo(
+        model_type=loaded.model_type,
+        vocab_size=loaded.vocab_size,
+        max_model_len=loaded.max_model_len,
+        page_size=cache.page_size,
+        num_pages=num_pages,
+        eos_ids=loaded.eos_ids,
+        device=str(loaded.device),
+        dtype=str(loaded.dtype).removeprefix("torch."),
+    )
+    logger.info(
+        "%s in %s on %s with %s and %d threads; %d KV pages of %d tokens, %.2f GiB; at most %d tokens a request",
+        *(info.model_type, info.dtype, info.device, type(ops).__name__, num_threads),
+        *(num_pages, info.page_size, num_pages * page_bytes / 2**30, info.max_model_len),
+    )
+    return TorchExecutor(loaded, info, num_threads)
+
+
+def _use_threads(num_threads: int) -> None:
+    """OpenMP keeps the number per thread."""
+    torch.set_num_threads(num_threads)

@@ -1,0 +1,80 @@
+"""From a checkpoint's folder to a model that runs on pages: the lean form where there is one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from equipoise.errors import CheckpointError, ConfigError
+from equipoise.exec.torch.models.decoder import Decoder
+from equipoise.exec.torch.models.spec import FAMILIES, read_spec
+from equipoise.exec.torch.weights import CONFIG, Weights, find_model, read_eos_ids, read_fields, refuse_quantized
+
+if TYPE_CHECKING:
+    from equipoise.config import ModelConfig
+    from equipoise.exec.torch.models.protocol import Model
+
+BORROWED: frozenset[str] = frozenset()
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedModel:
+    """A model with what the engine must know of it."""
+
+    model: Model
+    model_type: str
+    vocab_size: int
+    max_model_len: int
+    eos_ids: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+
+def load_model(settings: ModelConfig) -> LoadedModel:
+    """Raises CheckpointError for a folder that cannot be served, ConfigError for settings that cannot."""
+    folder = find_model(settings.model)
+    config = read_fields(folder / CONFIG)
+    model_type = config.text("model_type")
+    if model_type not in FAMILIES and model_type not in BORROWED:
+        supported = ", ".join(sorted({*FAMILIES, *BORROWED}))
+        raise CheckpointError(f"model_type: {model_type} is not supported; supported are {supported}")
+    refuse_quantized(config)
+    weights = Weights(folder)
+    device = choose_device(settings)
+    dtype = _choose_dtype(settings, weights, device)
+    spec = read_spec(config)
+    max_model_len = _choose_max_model_len(settings, spec.max_position)
+    return LoadedModel(
+        model=Decoder(spec, weights, max_model_len, dtype, device),
+        model_type=model_type,
+        vocab_size=spec.vocab_size,
+        max_model_len=max_model_len,
+        eos_ids=read_eos_ids(folder, config),
+        dtype=dtype,
+        device=device,
+    )
+
+
+def choose_device(settings: ModelConfig) -> torch.device:
+    """Raises ConfigError when a GPU is asked for and there is none."""
+    has_gpu = torch.cuda.is_available()
+    if settings.device == "cuda" and not has_gpu:
+        raise ConfigError("device: cuda is asked for, but torch sees no GPU; cpu and auto are allowed")
+    return torch.device("cuda" if has_gpu and settings.device != "cpu" else "cpu")
+
+
+def _choose_dtype(settings: ModelConfig, weights: Weights, device: torch.device) -> torch.dtype:
+    if settings.dtype != "auto":
+        return DTYPES[settings.dtype]
+    return torch.float32 if device.type == "cpu" else weights.dtype()
+
+
+def _choose_max_model_len(settings: ModelConfig, max_position: int) -> int:
+    if settings.max_model_len is None:
+        return max_position
+    if settings.max_model_len > max_position:
+        raise ConfigError(f"max-model-len: {settings.max_model_len} is more than the model's own {max_position}")
+    return settings.max_model_len

@@ -1,0 +1,214 @@
+"""The C kernels of paged.c: compiled once per machine with the system's compiler, called through ctypes."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from equipoise.exec.torch.attention import AttentionSpec
+    from equipoise.exec.torch.batch import Singles
+    from equipoise.exec.torch.pages import LayerPages
+
+logger = logging.getLogger(__name__)
+
+SOURCE = Path(__file__).with_name("paged.c")
+# Compiled and linked apart: linking with -ffast-math would flush denormals in the whole process.
+COMPILE_FLAGS = ("-O3", "-march=native", "-ffast-math", "-fopenmp", "-fPIC", "-std=c11")
+LINK_FLAGS = ("-shared", "-fopenmp")
+COMPILE_TIMEOUT_S = 120
+MAX_HEAD_DIM = 256
+
+_I = ctypes.c_int64
+_P = ctypes.c_void_p
+_F = ctypes.c_float
+_SIGNATURES: dict[str, list[type]] = {
+    "paged_attention": [_P, _I, _P, _P, _P, _P, _I, _P, _I, _I, _P, _I],
+    "store_kv": [_P, _P, _I, _I, _I, _I, _P, _P, _P, _P, _I, _I],
+    "rotate": [_P, _I, _I, _I, _I, _P, _P, _I, _P, _F, _I],
+    "rms_norm": [_P, _P, _P, _I, _I, _F, _I],
+    "silu_mul": [_P, _P, _I, _I, _I],
+}
+
+
+class _Layer(ctypes.Structure):
+    _fields_ = (
+        ("keys", _P),
+        ("values", _P),
+        ("num_kv_heads", _I),
+        ("group", _I),
+        ("head_dim", _I),
+        ("page_size", _I),
+        ("window", _I),
+        ("scale", _F),
+        ("softcap", _F),
+        ("sinks", _P),
+    )
+
+
+class CompileError(Exception):
+    """The kernels could not be compiled or loaded; the message is the compiler's."""
+
+
+class NativeOps:
+    """The operations of `equipoise.exec.torch.ops.Ops` on contiguous float32 CPU tensors."""
+
+    def __init__(self, num_threads: int, cache_dir: Path | None = None) -> None:
+        """Compile, unless the cache holds the library. Raises CompileError."""
+        self._num_threads = num_threads
+        library = _load(cache_dir if cache_dir is not None else Path.home() / ".cache" / "equipoise" / "kernels")
+        for name, arguments in _SIGNATURES.items():
+            function = getattr(library, name)
+            function.argtypes, function.restype = arguments, None
+        self._paged_attention = library.paged_attention
+        self._store_kv = library.store_kv
+        self._rotate = library.rotate
+        self._rms_norm = library.rms_norm
+        self._silu_mul = library.silu_mul
+        self._layers: dict[LayerPages, _Layer] = {}
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        out = torch.empty_like(x)
+        self._rms_norm(x.data_ptr(), weight.data_ptr(), out.data_ptr(), x.shape[0], x.shape[1], eps, self._num_threads)
+        return out
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        num_tokens, width = gate_up.shape
+        out = gate_up.new_empty(num_tokens, width // 2)
+        self._silu_mul(gate_up.data_ptr(), out.data_ptr(), num_tokens, width // 2, self._num_threads)
+        return out
+
+    def rotate(
+        self, heads: Tensor, positions: Tensor, tables: Tensor, norm: Tensor | None = None, eps: float = 0.0
+    ) -> None:
+        num_tokens, num_heads, dim = heads.shape
+        self._rotate(
+            heads.data_ptr(),
+            num_tokens,
+            heads.stride(0),
+            num_heads,
+            dim,
+            positions.data_ptr(),
+            tables.data_ptr(),
+            tables.shape[1],
+            None if norm is None else norm.data_ptr(),
+            eps,
+            self._num_threads,
+        )
+
+    def store_kv(self, pages: LayerPages, keys: Tensor, values: Tensor, page_ids: Tensor, offsets: Tensor) -> None:
+        if keys.stride() != values.stride() or keys.stride(2) != 1:
+            keys, values = keys.contiguous(), values.contiguous()
+        num_tokens, num_kv_heads, dim = keys.shape
+        self._store_kv(
+            pages.keys.data_ptr(),
+            pages.values.data_ptr(),
+            num_tokens,
+            num_kv_heads,
+            pages.keys.shape[2],
+            dim,
+            page_ids.data_ptr(),
+            offsets.data_ptr(),
+            keys.data_ptr(),
+            values.data_ptr(),
+            keys.stride(0),
+            keys.stride(1),
+        )
+
+    def attend_singles(
+        self, spec: AttentionSpec, pages: LayerPages, queries: Tensor, singles: Singles, out: Tensor
+    ) -> None:
+        if queries.stride(2) != 1:
+            queries = queries.contiguous()
+        self._paged_attention(
+            ctypes.addressof(self._layer(spec, pages, queries.shape[1])),
+            singles.count,
+            singles.tokens.data_ptr(),
+            singles.rows.data_ptr(),
+            singles.lens.data_ptr(),
+            singles.tables.data_ptr(),
+            singles.tables.shape[1],
+            queries.data_ptr(),
+            queries.stride(0),
+            queries.stride(1),
+            out.data_ptr(),
+            self._num_threads,
+        )
+
+    def _layer(self, spec: AttentionSpec, pages: LayerPages, num_heads: int) -> _Layer:
+        layer = self._layers.get(pages)
+        if layer is None:
+            _, num_kv_heads, page_size, dim = pages.keys.shape
+            layer = _Layer(
+                pages.keys.data_ptr(),
+                pages.values.data_ptr(),
+                num_kv_heads,
+                num_heads // num_kv_heads,
+                dim,
+                page_size,
+                spec.window or 0,
+                spec.scale,
+                spec.softcap or 0.0,
+                None if spec.sinks is None else spec.sinks.data_ptr(),
+            )
+            self._layers[pages] = layer
+        return layer
+
+
+def _load(cache_dir: Path) -> ctypes.CDLL:
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        raise CompileError("no C compiler (cc, gcc or clang) on the path")
+    path = cache_dir / f"paged-{_fingerprint(compiler)}.so"
+    if not path.exists():
+        _compile(compiler, path)
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise CompileError(f"{path} does not load: {error}") from error
+
+
+def _fingerprint(compiler: str) -> str:
+    """Differs whenever a library compiled before might not fit: source, flags, compiler, processor."""
+    digest = hashlib.sha256(SOURCE.read_bytes())
+    digest.update(" ".join((compiler, *COMPILE_FLAGS, *LINK_FLAGS, platform.machine(), platform.processor())).encode())
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        lines = cpuinfo.read_text().splitlines()
+        digest.update(next((line for line in lines if line.startswith(("flags", "Features"))), "").encode())
+    return digest.hexdigest()[:16]
+
+
+def _compile(compiler: str, path: Path) -> None:
+    """Into a folder of its own, then renamed: processes that compile at once do not meet."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            compiled, linked = Path(folder) / "paged.o", Path(folder) / "paged.so"
+            _call([compiler, *COMPILE_FLAGS, "-c", str(SOURCE), "-o", str(compiled)])
+            _call([compiler, *LINK_FLAGS, str(compiled), "-o", str(linked), "-lm"])
+            os.replace(linked, path)
+    except OSError as error:
+        raise CompileError(f"{path.parent}: {error}") from error
+    logger.info("compiled the CPU kernels into %s", path)
+
+
+def _call(command: list[str]) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise CompileError(f"{command[0]} took more than {COMPILE_TIMEOUT_S} s") from error
+    if done.returncode != 0:
+        raise CompileError(f"{command[0]}: {done.stderr.strip()[:500]}")
