@@ -41,7 +41,8 @@ def build_scheduler(
             f"max-step-tokens: {config.max_step_tokens} is less than the model's length {max_model_len}, "
             "which must fit one step when chunked prefill is off"
         )
-    aligned = config.page_aligned_prefill and config.max_step_tokens >= page_size
+    # A prompt that runs whole has no boundary to align: charging it by pages could only keep it out for ever.
+    aligned = config.page_aligned_prefill and config.chunked_prefill and config.max_step_tokens >= page_size
     return Scheduler(
         kv=PagedKV(info.num_pages, page_size, prefix_cache=cache.prefix_cache),
         clock=clock,
@@ -65,9 +66,9 @@ def build_scheduler(
 
 def _limits(config: SchedulerConfig, page_size: int, *, aligned: bool) -> list[LimitRule]:
     """In the order in which they cut; alignment is last, so that its answer stands."""
-    limits: list[LimitRule] = []
     if not config.chunked_prefill:
-        limits.append(whole_prompts())
+        return [whole_prompts()]  # nothing to cap or to align
+    limits: list[LimitRule] = []
     if config.long_prefill_cap:
         # A cap below a page would floor every chunk to nothing: it is rounded up to one page.
         limits.append(long_prefill_cap(max(config.long_prefill_cap, page_size if aligned else 1)))

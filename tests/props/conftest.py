@@ -1,0 +1,13 @@
+"""Hypothesis profiles: "ci" by default, "deep" for minutes of search (HYPOTHESIS_PROFILE=deep)."""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import HealthCheck, settings
+
+SLOW_MACHINES = [HealthCheck.too_slow, HealthCheck.data_too_large]
+
+settings.register_profile("ci", max_examples=150, deadline=None, suppress_health_check=SLOW_MACHINES)
+settings.register_profile("deep", max_examples=6000, deadline=None, suppress_health_check=SLOW_MACHINES)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))

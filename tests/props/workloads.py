@@ -1,0 +1,641 @@
+"""Random workloads for a scheduler: settings, scripts of events, a fake executor, and a driver that checks invariants.
+
+The executor models KV memory cell by cell: a step writes every row's tokens through the page table as it was
+when the plan was submitted, then each sampled row reads [0, position) back through the same table and draws a
+token from a hash of what it read. A page shared wrongly, freed too early or written at a wrong position
+therefore shows as a wrong token.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import Counter, deque
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from hypothesis import strategies as st
+
+from equipoise.clock import VirtualClock
+from equipoise.config import CacheConfig, SchedulerConfig
+from equipoise.errors import QueueFullError
+from equipoise.exec.protocol import ExecutorInfo, StepOutput
+from equipoise.request import Request, SamplingParams
+from equipoise.sched.assemble import build_scheduler
+
+VOCAB_SIZE = 61
+"""Small, so that stop tokens are drawn now and then."""
+
+MAX_MODEL_LEN = 40
+MAX_EXTRA_OUTSTANDING = 1
+"""Plans beyond the depth that a script may ask for."""
+
+
+# ---------------------------------------------------------------- what is drawn
+
+
+def cells_of(tokens, salt="", start=0):
+    """What KV cells hold for `tokens` at positions [start, ...): values that differ by token, position and salt."""
+    positions = np.arange(start, start + len(tokens), dtype=np.int64)
+    return (np.asarray(tokens, np.int64) + 1) * 1_000_003 + positions * 7919 + zlib.crc32(salt.encode())
+
+
+def draw(cells):
+    """The token that follows a history: a pure function of its cells."""
+    return zlib.crc32(cells.tobytes()) % VOCAB_SIZE
+
+
+def oracle(prompt, salt, stop_ids, stop_len):
+    """Tokens and finish reason of a request that runs alone, computed without any scheduler."""
+    tokens = list(prompt)
+    while len(tokens) < stop_len:
+        tokens.append(draw(cells_of(tokens, salt)))
+        if tokens[-1] in stop_ids:
+            return tokens[len(prompt) :], "stop"
+    return tokens[len(prompt) :], "length"
+
+
+class MemoryExecutor:
+    """Runs plans in order, at once; a caller delivers the outputs as late as it likes."""
+
+    def __init__(self, columns, num_pages):
+        self._columns = columns
+        self._memory = np.full((num_pages, columns.page_size), -1, np.int64)
+        self._last_token = np.zeros(columns.num_seats, np.int64)
+        self._salts = {}
+
+    def submit(self, plan):
+        """Run `plan`: all KV is written before any row reads. Returns its StepOutput."""
+        for request in plan.seated:
+            self._salts[request.handle] = request.cache_salt
+        columns = self._columns
+        table = columns.page_table.copy()
+        decodes = list(zip(plan.decode_seats.tolist(), plan.decode_starts.tolist(), strict=True))
+        for row, (seat, start) in enumerate(decodes):
+            salt = self._salts[int(plan.sampled_handles[row])]
+            self._write(table[seat], start, cells_of([self._last_token[seat]], salt, start))
+        for row in plan.prefills:
+            tokens = columns.tokens[row.seat, row.start : row.start + row.n]
+            self._write(table[row.seat], row.start, cells_of(tokens, row.request.cache_salt, row.start))
+        tokens = [
+            draw(self._read(table[seat], at))
+            for seat, at in zip(plan.sampled_seats.tolist(), plan.sampled_at.tolist(), strict=True)
+        ]
+        self._last_token[plan.sampled_seats] = tokens
+        return StepOutput(np.array(tokens, np.int32))
+
+    def _write(self, pages, start, cells):
+        positions = np.arange(start, start + len(cells))
+        size = self._columns.page_size
+        self._memory[pages[positions // size], positions % size] = cells
+
+    def _read(self, pages, upto):
+        positions = np.arange(upto)
+        size = self._columns.page_size
+        return self._memory[pages[positions // size], positions % size]
+
+
+# ---------------------------------------------------------------- settings and scripts
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One combination of features. `num_slots` bounds a test resource held by the requests that `needs_slot`."""
+
+    depth: int = 0
+    chunked: bool = True
+    long_prefill_cap: int = 0
+    page_aligned: bool = False
+    prefix_cache: bool = False
+    order: str = "fcfs"
+    reserve_full: bool = True
+    watermark: float = 0.0
+    max_running: int = 4
+    max_step_tokens: int = 64
+    num_pages: int = 64
+    page_size: int = 4
+    prefill_interval: int = 1
+    admission_cap: int | None = None
+    min_free_seats: int = 1
+    num_slots: int | None = None
+    max_waiting_reqs: int = 4096
+    max_waiting_tokens: int | None = None
+
+    @property
+    def max_model_len(self):
+        return min(MAX_MODEL_LEN, self.num_pages * self.page_size + 1)
+
+    @property
+    def budget_unit(self):
+        """Tokens in whose multiples chunks are charged."""
+        is_aligned = self.page_aligned and self.chunked and self.max_step_tokens >= self.page_size
+        return self.page_size if is_aligned else 1
+
+    def build(self, clock, resources=()):
+        """The scheduler, through the one function that users have."""
+        info = ExecutorInfo("test", VOCAB_SIZE, MAX_MODEL_LEN, self.page_size, self.num_pages, (), "none", "none")
+        config = SchedulerConfig(
+            max_running=self.max_running,
+            max_step_tokens=self.max_step_tokens,
+            chunked_prefill=self.chunked,
+            long_prefill_cap=self.long_prefill_cap,
+            page_aligned_prefill=self.page_aligned,
+            prefill_interval=self.prefill_interval,
+            admission_cap=self.admission_cap,
+            min_free_seats=self.min_free_seats,
+            order=self.order,
+            depth=self.depth,
+            reserve_full_prompt=self.reserve_full,
+            watermark=self.watermark,
+            max_waiting_reqs=self.max_waiting_reqs,
+            max_waiting_tokens=self.max_waiting_tokens,
+        )
+        cache = CacheConfig(page_size=self.page_size, prefix_cache=self.prefix_cache)
+        return build_scheduler(config, cache, info, clock, resources=resources)
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A request to be. Its prompt is `shared` tokens that depend on `family` alone, then `own` tokens of its own."""
+
+    family: int = 0
+    shared: int = 0
+    own: int = 1
+    salt: str = ""
+    max_tokens: int = 1
+    stop_ids: tuple[int, ...] = ()
+    priority: int = 0
+    timeout_s: float | None = None
+    wants_prompt_logprobs: bool = False
+    needs_slot: bool = False
+    parks: bool = False
+
+    def prompt(self, index):
+        """Tokens of the `index`-th request of a script."""
+        shared = (np.arange(self.shared) * (7 + 2 * self.family) + self.family) % VOCAB_SIZE
+        own = (np.arange(self.own) * 11 + 13 * index + 5) % VOCAB_SIZE
+        return np.concatenate([shared, own]).astype(np.int32)
+
+
+@dataclass(frozen=True)
+class Op:
+    """One event: add, step, plan, collect, abort, wake, pause, resume, flush, advance."""
+
+    name: str
+    spec: Spec | None = None
+    which: int = 0
+    mode: str = "new"
+
+    def __repr__(self):
+        detail = {"add": self.spec, "abort": self.which, "wake": self.which, "pause": self.mode}.get(self.name, "")
+        return f"{self.name}({detail})"
+
+
+STEP = Op("step")
+SELDOM = st.integers(0, 9).map(lambda n: n == 9)
+
+
+@st.composite
+def settings_of(draw_from):
+    """Any combination of features; pages and seats are scarce more often than not."""
+    page_size = draw_from(st.sampled_from([1, 2, 4, 8]))
+    chunked = draw_from(st.booleans())
+    max_running = draw_from(st.integers(1, 6))
+    setting = Settings(
+        depth=draw_from(st.integers(0, 2)),
+        chunked=chunked,
+        long_prefill_cap=draw_from(st.sampled_from([0, 0, 1, 3, 8])),
+        page_aligned=draw_from(st.booleans()),
+        prefix_cache=draw_from(st.booleans()),
+        order=draw_from(st.sampled_from(["fcfs", "priority"])),
+        reserve_full=draw_from(st.booleans()),
+        watermark=draw_from(st.sampled_from([0.0, 0.0, 0.1, 0.5])),
+        max_running=max_running,
+        num_pages=draw_from(st.integers(-(-8 // page_size), 64 // page_size)),
+        page_size=page_size,
+        prefill_interval=draw_from(st.sampled_from([1, 1, 2, 5])),
+        admission_cap=draw_from(st.sampled_from([None, None, 1, 3])),
+        min_free_seats=draw_from(st.integers(1, max_running)) if draw_from(st.booleans()) else 1,
+        num_slots=draw_from(st.sampled_from([None, 1, 2])),
+        max_waiting_reqs=draw_from(st.sampled_from([4096, 4096, 3])),
+        max_waiting_tokens=draw_from(st.sampled_from([None, None, 20])),
+    )
+    least = 1 if chunked else setting.max_model_len
+    return replace(setting, max_step_tokens=draw_from(st.integers(least, least + 24)))
+
+
+@st.composite
+def specs(draw_from, max_model_len):
+    """A request that a rank with `max_model_len` takes."""
+    shared = draw_from(st.integers(0, max_model_len - 2))
+    own = draw_from(st.integers(1 if shared == 0 else 0, min(12, max_model_len - 1 - shared)))
+    stop_ids = st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=20, unique=True).map(tuple)
+    return Spec(
+        family=draw_from(st.integers(0, 1)),
+        shared=shared,
+        own=own,
+        salt=draw_from(st.sampled_from(["", "", "a"])),
+        max_tokens=draw_from(st.integers(1, 24)),
+        stop_ids=draw_from(stop_ids) if draw_from(st.booleans()) else (),
+        priority=draw_from(st.integers(0, 2)),
+        timeout_s=float(draw_from(st.integers(0, 20))) if draw_from(SELDOM) else None,
+        wants_prompt_logprobs=draw_from(SELDOM),
+        needs_slot=draw_from(st.booleans()),
+        parks=draw_from(SELDOM),
+    )
+
+
+def ops(max_model_len):
+    """One event of a script, steps and new requests most of all."""
+    which = st.integers(0, 100)
+    add = specs(max_model_len).map(lambda spec: Op("add", spec=spec))
+    rare = st.one_of(
+        which.map(lambda i: Op("abort", which=i)),
+        which.map(lambda i: Op("wake", which=i)),
+        st.sampled_from(["new", "all"]).map(lambda mode: Op("pause", mode=mode)),
+        st.sampled_from([Op("resume"), Op("flush"), Op("advance"), Op("plan"), Op("collect")]),
+    )
+    return st.one_of(add, add, add, st.just(STEP), st.just(STEP), st.just(STEP), rare)
+
+
+@st.composite
+def workloads(draw_from, max_ops=60):
+    """(Settings, script)."""
+    setting = draw_from(settings_of())
+    # Left alone, lists stay short: most workloads must be long enough to fill the pages.
+    min_ops = draw_from(st.integers(0, max_ops))
+    return setting, draw_from(st.lists(ops(setting.max_model_len), min_size=min_ops, max_size=max_ops))
+
+
+# ---------------------------------------------------------------- the driver
+
+
+class Slots:
+    """A resource: at most `num_slots` admitted requests among those whose handle is in `needing`."""
+
+    def __init__(self, num_slots, needing):
+        self.num_slots = num_slots
+        self.needing = needing
+        self.held = Counter()
+
+    def begin_step(self):
+        assert sum(self.held.values()) <= self.num_slots
+
+    def fit(self, request, n):
+        assert n > 0
+        return request.handle not in self.needing or sum(self.held.values()) < self.num_slots
+
+    def take(self, request, n):
+        assert n > 0
+        if request.handle in self.needing:
+            self.held[request.handle] += 1
+            assert self.held[request.handle] == 1
+
+    def give_back(self, request):
+        if request.handle in self.needing:
+            self.held[request.handle] -= 1
+            assert self.held[request.handle] == 0
+
+
+@dataclass
+class Fate:
+    """What the driver saw of one request."""
+
+    request: Request
+    spec: Spec
+    prompt: list[int]
+    delivered: list[int] = field(default_factory=list)
+    ended: str | None = None
+    num_scheduled: int = 0
+    is_parked: bool = False
+
+
+class Driver:
+    """Runs a script against a scheduler, checking every invariant after every event."""
+
+    def __init__(self, settings):
+        self.settings = settings
+        self.clock = VirtualClock()
+        self.needing = set()
+        self.slots = [] if settings.num_slots is None else [Slots(settings.num_slots, self.needing)]
+        self.scheduler = settings.build(self.clock, self.slots)
+        self.executor = MemoryExecutor(self.scheduler.columns, settings.num_pages)
+        self.outstanding = deque()
+        self.fates = {}
+        self.num_plans = 0
+        self._num_added = 0
+
+    def run(self, script):
+        """Every event of `script`, then whatever is left until all requests have ended."""
+        for op in script:
+            self.execute(op)
+            self.check()
+        self.finish()
+
+    def execute(self, op):
+        """One event."""
+        getattr(self, f"op_{op.name}")(op)
+
+    def finish(self):
+        """Wake and resume all, step until nothing is left, and check that nothing stays behind."""
+        self.op_resume(None)
+        for handle in self.fates:
+            self._wake(handle)
+        bound = 100 + 40 * sum(fate.request.stop_len for fate in self.fates.values())
+        while self.scheduler.num_requests or self.outstanding:
+            self.op_step(None)
+            self.check()
+            bound -= 1
+            assert bound > 0, f"livelock: {list(self.scheduler.requests())}"
+        self.check_end()
+
+    # ------------------------------------------------------------ events
+
+    def op_add(self, op):
+        spec, handle = op.spec, self._num_added
+        self._num_added += 1
+        prompt = spec.prompt(handle)
+        params = SamplingParams(
+            max_tokens=spec.max_tokens,
+            stop_token_ids=spec.stop_ids,
+            prompt_logprobs=0 if spec.wants_prompt_logprobs else None,
+        )
+        now = self.clock.now()
+        request = Request(
+            handle,
+            f"r{handle}",
+            prompt,
+            params,
+            max_model_len=self.scheduler.max_model_len,
+            arrival_s=now,
+            priority=spec.priority,
+            cache_salt=spec.salt,
+            deadline_s=None if spec.timeout_s is None else now + spec.timeout_s,
+        )
+        if spec.needs_slot:
+            self.needing.add(handle)
+        must_fit = not self._waiting()
+        try:
+            self.scheduler.add(request, wait_for="event" if spec.parks else None)
+        except QueueFullError:
+            assert not must_fit
+            assert len(self._waiting()) >= self.settings.max_waiting_reqs or self.settings.max_waiting_tokens
+            return
+        self.fates[handle] = Fate(request, spec, prompt.tolist(), is_parked=spec.parks)
+
+    def op_step(self, _op):
+        """What the engine loop does in a turn: expire, launch a plan, land the oldest."""
+        self.op_advance(_op)
+        launched = self._plan()
+        if self.outstanding and (not launched or len(self.outstanding) > self.settings.depth):
+            self.op_collect(_op)
+
+    def op_plan(self, _op):
+        if len(self.outstanding) <= self.settings.depth + MAX_EXTRA_OUTSTANDING:
+            self._plan()
+
+    def op_collect(self, _op):
+        if self.outstanding:
+            plan, output = self.outstanding.popleft()
+            self._deliver(plan, output, self.scheduler.apply(plan, output))
+
+    def op_abort(self, op):
+        handle = self._pick(op.which)
+        if handle is None:
+            return
+        was_alive = self.fates[handle].ended is None
+        ended = self.scheduler.abort(handle)
+        assert (ended is not None) == was_alive
+        if ended is not None:
+            self._ended(ended, "abort")
+
+    def op_wake(self, op):
+        handle = self._pick(op.which)
+        if handle is not None:
+            self._wake(handle)
+
+    def op_pause(self, op):
+        self.scheduler.pause(op.mode)
+
+    def op_resume(self, _op):
+        self.scheduler.resume()
+
+    def op_flush(self, _op):
+        self.scheduler.flush_cache()
+        assert self.scheduler.kv.num_cached == 0
+
+    def op_advance(self, _op):
+        self.clock.advance(1.0)
+        for request in self.scheduler.expire():
+            assert request.deadline_s <= self.clock.now()
+            self._ended(request, "abort")
+
+    def _wake(self, handle):
+        self.scheduler.wake(handle)
+        self.fates[handle].is_parked = False
+
+    def _pick(self, which):
+        handles = list(self.fates)
+        return handles[which % len(handles)] if handles else None
+
+    # ------------------------------------------------------------ planning and landing
+
+    def _plan(self):
+        """Launch a plan; False when there is nothing to run."""
+        scheduler = self.scheduler
+        if not scheduler.has_work:
+            return False
+        plan = scheduler.schedule()
+        if plan.is_empty:
+            assert self.outstanding, f"stuck: {list(scheduler.requests())}"
+            return False
+        self.num_plans += 1
+        self.check_plan(plan)
+        self.outstanding.append((plan, self.executor.submit(plan)))
+        return True
+
+    def _deliver(self, plan, output, result):
+        assert len(result.rows) == len(result.handles) == len(result.tokens)
+        assert result.handles.tolist() == plan.sampled_handles[result.rows].tolist()
+        assert result.tokens.tolist() == output.tokens[result.rows].tolist()
+        assert len(set(result.handles.tolist())) == len(result.handles)
+        for handle, token in zip(result.handles.tolist(), result.tokens.tolist(), strict=True):
+            fate = self.fates[handle]
+            assert fate.ended is None, f"a token for {fate.request}, which has ended"
+            fate.delivered.append(token)
+        for request in result.finished:
+            self._ended(request, request.finish_reason)
+
+    def _ended(self, request, reason):
+        fate = self.fates[request.handle]
+        assert fate.ended is None, f"{request} ended twice"
+        assert request.finish_reason == reason
+        assert request.place == "ended"
+        assert request.seat is None
+        assert request.pages == []
+        fate.ended = reason
+
+    # ------------------------------------------------------------ invariants
+
+    def check_plan(self, plan):
+        """A plan that was just made: its budget, its seats, its rows, and whom it admitted."""
+        settings, columns = self.settings, self.scheduler.columns
+        unit = settings.budget_unit
+        charged = len(plan.decode_seats) + sum(-(-row.n // unit) * unit for row in plan.prefills)
+        assert charged <= settings.max_step_tokens
+        assert plan.num_tokens == len(plan.decode_seats) + plan.num_prefill_tokens
+        assert plan.num_prefill_tokens == sum(row.n for row in plan.prefills)
+        seats = plan.decode_seats.tolist() + [row.seat for row in plan.prefills]
+        assert len(set(seats)) == len(seats)
+        assert plan.sampled_seats.tolist() == plan.decode_seats.tolist() + [r.seat for r in plan.prefills if r.samples]
+        assert columns.handle[plan.sampled_seats].tolist() == plan.sampled_handles.tolist()
+        for handle in plan.sampled_handles.tolist():
+            self.fates[handle].num_scheduled += 1
+        for row in plan.prefills:
+            self._check_chunk(row)
+        assert not (plan.preempted and plan.seated)
+        assert all(request in [row.request for row in plan.prefills] for request in plan.seated)
+        self._check_order(plan)
+
+    def _check_chunk(self, row):
+        request, settings = row.request, self.settings
+        end, known = row.start + row.n, self._num_known(request)
+        assert row.n > 0
+        assert row.samples == (end == known)
+        assert settings.chunked is False or end <= known
+        if settings.budget_unit > 1:
+            assert row.samples or end % settings.page_size == 0
+            assert row.start % settings.page_size == 0
+        if not settings.chunked:
+            assert row.samples
+        if request.params.prompt_logprobs is not None or not settings.prefix_cache:
+            assert request.num_cached == 0
+
+    def _check_order(self, plan):
+        """Nobody was admitted past an earlier request that waits and could have been: those came back or never ran."""
+        if not plan.seated:
+            return
+        last = max(self._order(request) for request in plan.seated)
+        waiting = [self._order(request) for request in self.scheduler.requests() if request.place == "waiting"]
+        assert all(order > last for order in waiting), f"{plan.seated} passed one that waits"
+
+    def _order(self, request):
+        key = (request.arrival_s, request.handle)
+        return (request.priority, *key) if self.settings.order == "priority" else key
+
+    def check(self):
+        """What must hold between any two events."""
+        self.scheduler.kv.check()
+        self._check_pages()
+        self._check_places()
+        self._check_ledger()
+        self._check_columns()
+
+    def _check_pages(self):
+        kv, size = self.scheduler.kv, self.settings.page_size
+        owned = set()
+        for request in self.scheduler.requests():
+            assert len(set(request.pages)) == len(request.pages)
+            assert request.pages == [] or request.seat is not None
+            owned.update(request.pages)
+            if not self.settings.prefix_cache:
+                assert len(request.pages) <= -(-request.stop_len // size)
+        assert kv.num_free + len(owned) == kv.num_pages
+        assert self.scheduler.load().num_used_tokens == len(owned) * size
+
+    def _check_places(self):
+        alive = {handle for handle, fate in self.fates.items() if fate.ended is None}
+        assert {request.handle for request in self.scheduler.requests()} == alive
+        by_place = {}
+        for request in self.scheduler.requests():
+            by_place.setdefault(request.place, []).append(request)
+            assert (request.seat is not None) == (request.place in ("prefilling", "decoding", "draining"))
+        parked = {request.handle for request in by_place.get("parked", ())}
+        assert parked == {handle for handle in alive if self.fates[handle].is_parked}
+        seats = [request.seat for request in self.scheduler.requests() if request.seat is not None]
+        assert len(set(seats)) == len(seats) <= self.settings.max_running
+        assert self.scheduler.load().num_running == len(seats)
+        for request in by_place.get("returning", ()):
+            assert request.num_inflight == self._num_in_flight(request) > 0
+        for request in by_place.get("draining", ()):
+            assert self._num_in_flight(request) > 0
+            assert self._num_known(request) + self._num_in_flight(request) == request.stop_len
+        if self.slots:
+            holding = {handle for handle, n in self.slots[0].held.items() if n}
+            assert holding == {r.handle for r in self.scheduler.requests() if r.seat is not None} & self.needing
+
+    def _check_ledger(self):
+        waiting, load = self._waiting(), self.scheduler.load()
+        assert load.num_waiting == len(waiting)
+        assert load.num_waiting_tokens == sum(request.charge for request in waiting)
+        assert all(0 < request.charge <= self._num_known(request) for request in waiting)
+        assert all(request.charge == 0 for request in self.scheduler.requests() if request not in waiting)
+
+    def _check_columns(self):
+        columns, size = self.scheduler.columns, self.settings.page_size
+        seated = {request.seat: request for request in self.scheduler.requests() if request.seat is not None}
+        for seat in range(columns.num_seats):
+            if seat not in seated:
+                assert columns.handle[seat] == -1
+                continue
+            request = seated[seat]
+            known = self._num_known(request)
+            assert columns.handle[seat] == request.handle
+            assert columns.stop_len[seat] == request.stop_len
+            assert columns.known[seat] == known
+            assert columns.length[seat] == known + self._num_in_flight(request)
+            assert columns.tokens[seat, :known].tolist() == self._tokens(request)
+            assert columns.capacity[seat] == len(request.pages) * size
+            assert columns.page_table[seat, : len(request.pages)].tolist() == request.pages
+            assert columns.computed[seat] <= columns.capacity[seat]
+            computed, length = int(columns.computed[seat]), int(columns.length[seat])
+            assert computed < known if request.place == "prefilling" else computed == length - 1
+
+    def check_end(self):
+        """Everything ended: as the oracle says, and with nothing left behind."""
+        scheduler = self.scheduler
+        assert all(fate.ended is not None for fate in self.fates.values())
+        assert scheduler.kv.num_free == scheduler.kv.num_pages
+        load = scheduler.load()
+        assert (load.num_running, load.num_waiting, load.num_waiting_tokens) == (0, 0, 0)
+        assert not scheduler.has_work
+        for fate in self.fates.values():
+            self._check_tokens(fate)
+        totals = scheduler.totals
+        assert totals.output_tokens == sum(len(fate.delivered) for fate in self.fates.values())
+        ended = Counter(fate.ended for fate in self.fates.values())
+        assert (totals.finished, totals.aborted) == (ended["stop"] + ended["length"], ended["abort"])
+        assert totals.steps == self.num_plans
+
+    def _check_tokens(self, fate):
+        request = fate.request
+        tokens, reason = oracle(fate.prompt, fate.spec.salt, request.stop_ids, request.stop_len)
+        if fate.ended == "abort":
+            assert fate.delivered == tokens[: len(fate.delivered)]
+            return
+        assert (fate.delivered, fate.ended) == (tokens, reason), f"{request} drew other tokens than when alone"
+        assert request.output_ids == tokens
+        # A stop token is seen late by what was outstanding then; a length is certain beforehand and costs nothing.
+        surplus = 0 if reason == "length" else self.settings.depth + MAX_EXTRA_OUTSTANDING
+        assert len(tokens) <= fate.num_scheduled <= len(tokens) + surplus
+
+    # ------------------------------------------------------------ what the driver knows by itself
+
+    def _waiting(self):
+        return [request for request in self.scheduler.requests() if request.place in ("waiting", "returning")]
+
+    def _tokens(self, request):
+        fate = self.fates[request.handle]
+        return fate.prompt + fate.delivered
+
+    def _num_known(self, request):
+        return len(self._tokens(request))
+
+    def _num_in_flight(self, request):
+        return sum(int(np.count_nonzero(plan.sampled_handles == request.handle)) for plan, _ in self.outstanding)
+
+
+def run_workload(settings, script):
+    """Run `script` to its end and return the driver, for what else a test wants to know."""
+    driver = Driver(settings)
+    driver.run(script)
+    return driver
