@@ -120,6 +120,15 @@ _FAMILIES: dict[str, tuple[str, dict[str, object]]] = {
         {"ffn_dim": 96, "word_embed_proj_dim": 64, "num_key_value_heads": None, "intermediate_size": None},
     ),
     "phi": ("PhiConfig", {"partial_rotary_factor": 0.5}),
+    "cohere": ("CohereConfig", {"logit_scale": 0.5}),
+    "glm4": ("Glm4Config", {"head_dim": 16}),
+    "olmo3": ("Olmo3Config", {"sliding_window": WINDOW, "layer_types": _ALTERNATING}),
+    "olmoe": ("OlmoeConfig", {**_MOE, "num_experts": 8}),
+    "qwen2_moe": (
+        "Qwen2MoeConfig",
+        {**_MOE, "num_experts": 8, "moe_intermediate_size": 48, "shared_expert_intermediate_size": 48},
+    ),
+    "smollm3": ("SmolLM3Config", {"no_rope_layers": [1, 0]}),
     "ernie4_5": ("Ernie4_5Config", {"head_dim": 16}),
 }
 

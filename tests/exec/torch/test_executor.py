@@ -5,12 +5,11 @@ from __future__ import annotations
 import random
 
 import pytest
-from tests.checkpoints import VOCAB_SIZE
+from tests.checkpoints import FAMILIES, VOCAB_SIZE
 from tests.exec.torch.driver import build, drive, greedy, references
 
 from equipoise.config import CacheConfig, SchedulerConfig
 
-FAMILIES = ("llama", "llama3_rope", "llama_yarn", "llama_biases", "mistral", "qwen2", "qwen2_window", "qwen3")
 NUM_TOKENS = 30
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,6 +14,7 @@ import torch
 from equipoise.errors import InvariantError
 from equipoise.exec.protocol import ExecutorInfo
 from equipoise.exec.torch.batch import gather_batch, prompt_spans
+from equipoise.exec.torch.grammar import Grammars
 from equipoise.exec.torch.models.load import load_model
 from equipoise.exec.torch.ops import choose_ops
 from equipoise.exec.torch.pages import count_pages, make_pages
@@ -55,13 +58,15 @@ class TorchExecutor:
     The worker thread owns everything on the device; the loop's thread copies a plan's inputs out of the
     columns and hands them over. On a GPU the worker only launches, so it runs ahead of the device."""
 
-    def __init__(self, loaded: LoadedModel, info: ExecutorInfo, num_threads: int) -> None:
+    def __init__(self, loaded: LoadedModel, info: ExecutorInfo, grammars: Grammars, num_threads: int) -> None:
         self._info = info
         self._loaded = loaded
+        self._grammars = grammars
         self._columns: Columns | None = None
         self._runner: Runner | None = None
         self._sampler: Sampler | None = None
         self._reported: dict[int, int] = {}
+        self._forgetting: deque[Future[None]] = deque()
         self._worker = ThreadPoolExecutor(1, "equipoise-torch", _use_threads, (num_threads,))
 
     @property
@@ -74,17 +79,19 @@ class TorchExecutor:
             raise InvariantError("the executor is bound already")
         self._columns = columns
         device = self._loaded.device
-        self._sampler = Sampler(columns.num_seats, self._info.vocab_size, device)
+        self._sampler = Sampler(columns.num_seats, self._info.vocab_size, device, self._grammars)
         self._runner = Runner(self._loaded.model, self._sampler, columns.num_seats, device)
 
     def prepare(self, request: Request) -> Future[None] | None:
-        """Nothing to wait for."""
-        return None
+        """Start compiling its grammar, if it has one that is not compiled yet."""
+        return self._grammars.prepare(request)
 
     def submit(self, plan: StepPlan) -> TorchStep:
         """Start a step that is not empty; what it needs of the columns is copied before this returns."""
         if self._columns is None or self._runner is None:
             raise InvariantError("a plan was submitted before the columns were bound")
+        while self._forgetting and self._forgetting[0].done():
+            self._forgetting.popleft().result()
         spans = prompt_spans(self._columns, plan, self._reported)
         batch = gather_batch(self._columns, plan, self._loaded.device, spans)
         return TorchStep(self._worker.submit(self._runner.run, batch))
@@ -93,12 +100,13 @@ class TorchExecutor:
         """In step order: steps under way may still draw for the request's seat."""
         self._reported.pop(request.handle, None)
         if self._sampler is not None:
-            self._worker.submit(self._sampler.forget, request)
+            self._forgetting.append(self._worker.submit(self._sampler.forget, request))
 
     def close(self) -> None:
         """Wait for the step under way, drop those behind it, and free the device; idempotent."""
         self._worker.shutdown(wait=True, cancel_futures=True)
         self._runner = self._sampler = None
+        self._grammars.close()
 
 
 def build_torch_executor(model: ModelConfig, cache: CacheConfig, scheduler: SchedulerConfig) -> TorchExecutor:
@@ -126,7 +134,8 @@ def build_torch_executor(model: ModelConfig, cache: CacheConfig, scheduler: Sche
         *(info.model_type, info.dtype, info.device, type(ops).__name__, num_threads),
         *(num_pages, info.page_size, num_pages * page_bytes / 2**30, info.max_model_len),
     )
-    return TorchExecutor(loaded, info, num_threads)
+    grammars = Grammars(Path(model.tokenizer or model.model), info.vocab_size, info.eos_ids)
+    return TorchExecutor(loaded, info, grammars, num_threads)
 
 
 def _use_threads(num_threads: int) -> None:

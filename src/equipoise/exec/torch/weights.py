@@ -95,10 +95,10 @@ class Fields:
 
 
 def find_model(model: str) -> Path:
-    """The folder that `model` names: "demo" is the embedded one. Raises CheckpointError when there is none."""
-    folder = Path(__file__).parents[2] / "demo" if model == "demo" else Path(model)
+    """The folder `model`. Raises CheckpointError when it is none or holds no checkpoint."""
+    folder = Path(model)
     if not folder.is_dir():
-        raise CheckpointError(f"model: {model} is not a folder; give a Hugging Face checkpoint's folder, or demo")
+        raise CheckpointError(f"model: {model} is not a folder; the folder of a Hugging Face checkpoint is needed")
     if not (folder / CONFIG).is_file():
         raise CheckpointError(f"model: {folder} has no {CONFIG}")
     return folder

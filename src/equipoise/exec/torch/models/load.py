@@ -13,10 +13,21 @@ from equipoise.exec.torch.models.spec import FAMILIES, read_spec
 from equipoise.exec.torch.weights import CONFIG, Weights, find_model, read_eos_ids, read_fields, refuse_quantized
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from equipoise.config import ModelConfig
     from equipoise.exec.torch.models.protocol import Model
+    from equipoise.exec.torch.weights import Fields
 
-BORROWED: frozenset[str] = frozenset()
+BORROWED = frozenset(
+    {
+        *("cohere", "cohere2", "ernie4_5", "gemma", "gemma2", "gemma3_text", "glm4", "gpt2", "gpt_neox", "gpt_oss"),
+        *("granite", "mixtral", "olmo2", "olmo3", "olmoe", "opt", "phi", "phi3", "qwen2_moe", "qwen3_moe"),
+        *("smollm3", "starcoder2"),
+    }
+)
+"""Families that run in transformers' modules (borrowed.py), each shown token-exact by the tests."""
+
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -45,17 +56,44 @@ def load_model(settings: ModelConfig) -> LoadedModel:
     weights = Weights(folder)
     device = choose_device(settings)
     dtype = _choose_dtype(settings, weights, device)
-    spec = read_spec(config)
-    max_model_len = _choose_max_model_len(settings, spec.max_position)
+    make = _make_lean if model_type in FAMILIES else _make_borrowed
+    model, vocab_size, max_model_len = make(folder, config, weights, settings, dtype, device)
     return LoadedModel(
-        model=Decoder(spec, weights, max_model_len, dtype, device),
+        model=model,
         model_type=model_type,
-        vocab_size=spec.vocab_size,
+        vocab_size=vocab_size,
         max_model_len=max_model_len,
         eos_ids=read_eos_ids(folder, config),
         dtype=dtype,
         device=device,
     )
+
+
+def _make_lean(
+    folder: Path,
+    config: Fields,
+    weights: Weights,
+    settings: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> tuple[Model, int, int]:
+    spec = read_spec(config)
+    max_model_len = _choose_max_model_len(settings, spec.max_position)
+    return Decoder(spec, weights, max_model_len, dtype, device), spec.vocab_size, max_model_len
+
+
+def _make_borrowed(
+    folder: Path,
+    config: Fields,
+    weights: Weights,
+    settings: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> tuple[Model, int, int]:
+    from equipoise.exec.torch.models.borrowed import BorrowedModel
+
+    model = BorrowedModel(folder, dtype, device)
+    return model, model.vocab_size, _choose_max_model_len(settings, model.max_position)
 
 
 def choose_device(settings: ModelConfig) -> torch.device:
