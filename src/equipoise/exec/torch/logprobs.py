@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from equipoise.exec.protocol import TokenLogprobs
+from equipoise.exec.torch.hostcopy import HostCopy
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,38 +23,34 @@ _ROWS_AT_ONCE = 128  # bounds the (rows, vocab) temporaries of a long prompt
 
 
 class PendingLogprobs:
-    """Logprobs of a few rows, still on the device. Reading them (`read`) waits for it; making them does not.
+    """Logprobs of a few rows. Making them does not wait for the device; reading them (`read`) does."""
 
-    tokens: (n,) int64, chosen, ranks: (n,), top_ids, top_values: (n, k)
-    """
-
-    __slots__ = ("_chosen", "_num_top", "_ranks", "_tokens", "_top_ids", "_top_values")
+    __slots__ = ("_copy", "_num_top")
 
     def __init__(self, logits: Tensor, tokens: Tensor, num_top: list[int]) -> None:
         """logits: (n, V) as the model gave them; tokens: (n,) int64; num_top: how many of the likeliest, per row."""
         logits = logits.float()
-        self._num_top = num_top
         norm = torch.logsumexp(logits, dim=-1, keepdim=True)  # (n, 1)
         chosen = logits.gather(1, tokens[:, None])  # (n, 1)
-        top = torch.topk(logits, min(max(num_top), logits.shape[1]), dim=-1)
-        self._tokens = tokens
-        self._chosen = (chosen - norm).squeeze(1).clamp(min=LOWEST)
-        self._ranks = (logits > chosen).sum(dim=-1) + 1
-        self._top_ids = top.indices
-        self._top_values = (top.values - norm).clamp(min=LOWEST)
+        ranks = (logits > chosen).sum(dim=-1) + 1
+        top = torch.topk(logits, min(max(num_top), logits.shape[1]), dim=-1)  # (n, k) each
+        own, others = ((values - norm).clamp(min=LOWEST) for values in (chosen, top.values))
+        self._num_top = num_top
+        self._copy = HostCopy(tokens, own.squeeze(1), ranks, top.indices, others)
 
     def read(self) -> list[TokenLogprobs]:
         """One entry per row, in order. Equally likely tokens share the better rank."""
-        columns = (self._tokens, self._chosen, self._ranks, self._top_ids, self._top_values)
-        rows = zip(self._num_top, *(column.tolist() for column in columns), strict=True)
-        return [TokenLogprobs(token, chosen, rank, ids[:n], values[:n]) for n, token, chosen, rank, ids, values in rows]
+        rows = zip(self._num_top, *(column.tolist() for column in self._copy.wait()), strict=True)
+        return [TokenLogprobs(token, own, rank, ids[:n], others[:n]) for n, token, own, rank, ids, others in rows]
 
 
 def prompt_logprobs(logits: Tensor, targets: Tensor, num_top: int) -> list[TokenLogprobs]:
     """Logprobs of prompt tokens: row i of `logits` predicts `targets[i]`.
 
     logits: (n, V); targets: (n,) int64 on the same device; `num_top` 0 reports the target alone."""
-    if not len(targets):
-        return []
-    parts = zip(logits.split(_ROWS_AT_ONCE), targets.split(_ROWS_AT_ONCE), strict=True)
-    return [entry for rows, tokens in parts for entry in PendingLogprobs(rows, tokens, [num_top] * len(rows)).read()]
+    entries: list[TokenLogprobs] = []
+    for start in range(0, len(targets), _ROWS_AT_ONCE):
+        tokens = targets[start : start + _ROWS_AT_ONCE]
+        rows = logits[start : start + _ROWS_AT_ONCE]
+        entries += PendingLogprobs(rows, tokens, [num_top] * len(tokens)).read()
+    return entries

@@ -18,6 +18,7 @@ import torch
 
 from equipoise.errors import InvariantError
 from equipoise.exec.torch.filters import draw, floors
+from equipoise.exec.torch.hostcopy import HostCopy
 from equipoise.exec.torch.logprobs import PendingLogprobs, prompt_logprobs
 from equipoise.exec.torch.noise import as_unsigned, uniforms
 from equipoise.exec.torch.penalties import TokenCounts
@@ -52,18 +53,18 @@ _EDITED = _PENALISED | _BIASED | _GRAMMAR
 
 
 class Sampled:
-    """The tokens of one step, on the device; reading `failed` or `logprobs` waits for the device.
+    """The tokens of one step, on the device; reading `failed` or `logprobs` waits for this step, not for later ones.
 
     tokens: (S,) int64. The token of a failed row is some valid id.
     """
 
-    __slots__ = ("_edited", "_failed", "_logprob_rows", "_peaks", "_pending", "_refused", "tokens")
+    __slots__ = ("_emptied", "_failed", "_finite", "_logprob_rows", "_pending", "_refused", "tokens")
 
     def __init__(self, tokens: Tensor, peaks: Tensor) -> None:
         """peaks: (S,) the greatest logit of each row, which is not finite when any of the row is NaN or +inf."""
         self.tokens = tokens
-        self._peaks = peaks
-        self._edited: tuple[Rows, Tensor] | None = None
+        self._finite = HostCopy(torch.isfinite(peaks))
+        self._emptied: tuple[Rows, HostCopy] | None = None
         self._refused: dict[int, str] = {}
         self._logprob_rows: list[int] = []
         self._pending: PendingLogprobs | None = None
@@ -86,7 +87,7 @@ class Sampled:
 
     def note_edited(self, rows: Rows, peaks: Tensor) -> None:
         """peaks: (n,) the greatest logit of each of `rows` after the edits; -inf: nothing was left to draw."""
-        self._edited = (rows, peaks)
+        self._emptied = (rows, HostCopy(peaks == -torch.inf))
 
     def note_refused(self, row: int, reason: str) -> None:
         """The grammar refused the token of `row`."""
@@ -100,11 +101,11 @@ class Sampled:
     def _find_failed(self) -> dict[int, str]:
         """The cause comes before its consequence: logits that are not finite, nothing allowed, token refused."""
         failed = dict(self._refused)
-        if self._edited is not None:
-            rows, peaks = self._edited
-            failed.update(dict.fromkeys(rows[(peaks == -torch.inf).cpu().numpy()].tolist(), NOTHING_ALLOWED))
-        finite = torch.isfinite(self._peaks).cpu().numpy()
-        failed.update(dict.fromkeys(np.flatnonzero(~finite).tolist(), NOT_FINITE))
+        if self._emptied is not None:
+            rows, emptied = self._emptied
+            failed.update(dict.fromkeys(rows[emptied.wait()[0].numpy()].tolist(), NOTHING_ALLOWED))
+        infinite = ~self._finite.wait()[0].numpy()
+        failed.update(dict.fromkeys(np.flatnonzero(infinite).tolist(), NOT_FINITE))
         return failed
 
 
@@ -170,9 +171,8 @@ class Sampler:
     """Draws the tokens of a step and keeps, per seat, what the next draw depends on.
 
     Everything is advanced inside `sample`, in step order, never by results that come back: a step may
-    follow another whose tokens the host has not seen. Call `seat` and `sample` from one thread, a seat's
-    `seat` before the `sample` of the step that seated it and after that of the step before. `forget`
-    may come from another thread, and a seat may be sampled after its request has ended: harmless.
+    follow another whose tokens the host has not seen. Call `seat`, `sample` and `forget` from one thread, in
+    step order. A seat may be sampled once more after its request was forgotten: harmless.
 
     A seeded draw is a function of (logits, seed, position) alone. A request without a seed draws one when
     it is first seated and keeps it until `forget`, so preemption does not change it either.
