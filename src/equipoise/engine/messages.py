@@ -87,7 +87,7 @@ class RankLoad(msgspec.Struct):
 
 class Finished(msgspec.Struct, array_like=True):
     """A request that ended. `stop_id` is the stop token that ended it; `error` says why it failed;
-    `field` names the request's field when the request itself was at fault."""
+    `field` names the request's field when the request itself was at fault; `status` is the error's HTTP status."""
 
     handle: int
     reason: FinishReason
@@ -95,6 +95,7 @@ class Finished(msgspec.Struct, array_like=True):
     stop_id: int | None = None
     error: str | None = None
     field: str | None = None
+    status: int = 500
 
 
 class RowLogprobs(msgspec.Struct, array_like=True):
@@ -112,7 +113,9 @@ class PromptLogprobs(msgspec.Struct, array_like=True):
 
 
 class Step(msgspec.Struct, tag="step", omit_defaults=True):
-    """What one step delivered: tokens[i] goes to handles[i]; a request may end with or without a token here."""
+    """What one step delivered: tokens[i] goes to handles[i]; a request may end with or without a token here.
+
+    cached: prompt tokens that the prefix cache served, by handle, sent with a request's first token if any"""
 
     handles: bytes
     tokens: bytes
@@ -120,6 +123,7 @@ class Step(msgspec.Struct, tag="step", omit_defaults=True):
     finished: list[Finished] = []
     logprobs: list[RowLogprobs] = []
     prompt_logprobs: list[PromptLogprobs] = []
+    cached: dict[int, int] = {}
 
 
 class Reply(msgspec.Struct, tag="reply", omit_defaults=True):

@@ -1,11 +1,12 @@
 """A request as its user sees it: `Generation`, and what it yields, `Delta`.
 
-A `Stream` is the engine client's side of the same request. Two threads share it, each with its own half:
-the receiver thread owns the detokenizer, the event loop everything else. No lock is needed.
+A `Stream` is the engine client's side of the same request. Two threads share it, each with its own half, so
+that no lock is needed.
 """
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -14,10 +15,10 @@ from equipoise.exec.protocol import TokenLogprobs
 from equipoise.request import FinishReason
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import AsyncIterator
 
     from equipoise.errors import RequestError
+    from equipoise.request import SamplingParams
     from equipoise.server.detokenize import Detokenizer
 
 
@@ -29,7 +30,7 @@ class Delta(msgspec.Struct):
     prompt_logprobs: prompt positions 1, 2, ... in order, when the request asked for them
     finish_reason: None until the last Delta
     stop_reason: the stop string, or the stop token id, that ended the request; None for EOS and length
-    num_cached: prompt tokens that the prefix cache served; known in the last Delta
+    num_cached: prompt tokens that the prefix cache served
     num_output: tokens of the request so far, this Delta included
     """
 
@@ -42,39 +43,87 @@ class Delta(msgspec.Struct):
     num_cached: int = 0
     num_output: int = 0
 
+    def add(self, later: Delta) -> None:
+        """Append what came after this."""
+        self.text += later.text
+        self.token_ids += later.token_ids
+        self.logprobs = _join(self.logprobs, later.logprobs)
+        self.prompt_logprobs = _join(self.prompt_logprobs, later.prompt_logprobs)
+        self.finish_reason = later.finish_reason
+        self.stop_reason = later.stop_reason
+        self.num_cached = later.num_cached
+        self.num_output = later.num_output
+
+
+def _join(first: list[TokenLogprobs] | None, later: list[TokenLogprobs] | None) -> list[TokenLogprobs] | None:
+    return later if first is None else first + (later or [])
+
+
+class Stream:
+    """State of one request, in two halves, each used by one thread.
+
+    receiver thread: detokenizer, num_output, num_cached, prompt_logprobs
+    event loop: delta (not taken yet), error, is_over (its end was put), waiter
+    """
+
+    __slots__ = (
+        "delta",
+        "detokenizer",
+        "error",
+        "handle",
+        "is_over",
+        "num_cached",
+        "num_output",
+        "params",
+        "prompt_logprobs",
+        "request_id",
+        "waiter",
+    )
+
+    def __init__(self, handle: int, request_id: str, params: SamplingParams, detokenizer: Detokenizer) -> None:
+        self.handle = handle
+        self.request_id = request_id
+        self.params = params
+        self.detokenizer = detokenizer
+        self.num_output = 0
+        self.num_cached = 0
+        self.prompt_logprobs: list[TokenLogprobs] | None = None
+        self.delta: Delta | None = None
+        self.error: RequestError | None = None
+        self.is_over = False
+        self.waiter: asyncio.Future[None] | None = None
+
+    def put(self, delta: Delta) -> None:
+        """Hand output to the consumer. Not after the end was put."""
+        if self.delta is None:
+            self.delta = delta
+        else:
+            self.delta.add(delta)
+        self.is_over = delta.finish_reason is not None
+        self._wake()
+
+    def fail(self, error: RequestError) -> None:
+        """End the stream with `error`, which the consumer gets after the output that is there."""
+        self.error = error
+        self.is_over = True
+        self._wake()
+
+    def _wake(self) -> None:
+        waiter = self.waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
 
 class StreamOwner(Protocol):
-    """Who a Generation tells that it is no longer wanted."""
+    """Whom a Generation tells that it is no longer wanted."""
 
     def abort(self, stream: Stream) -> None:
-        """End the request now. Only on the event loop."""
+        """End the request now. Only on the event loop; a stream that is over is left alone."""
         ...
 
     def abort_soon(self, stream: Stream) -> None:
         """The same from any thread."""
         ...
-
-
-class Stream:
-    """State of one request between the receiver thread and the event loop."""
-
-    __slots__ = ("delta", "detokenizer", "error", "handle", "is_over", "num_output", "request_id", "waiter")
-
-    def __init__(self, handle: int, request_id: str, detokenizer: Detokenizer) -> None:
-        self.handle = handle
-        self.request_id = request_id
-        self.detokenizer = detokenizer
-        self.delta: Delta | None = None
-        self.error: RequestError | None = None
-        self.is_over = False
-        self.num_output = 0
-        self.waiter: asyncio.Future[None] | None = None
-
-    def wake(self) -> None:
-        """Let the consumer go on, if it waits."""
-        waiter = self.waiter
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
 
 
 class Generation:
@@ -96,13 +145,30 @@ class Generation:
 
         Raises what ended the request: UnavailableError when the rank died or the engine stopped,
         RequestTimeoutError, QueueFullError or InvalidValueError. Raises StopAsyncIteration after the last Delta."""
-        raise StopAsyncIteration
+        stream = self._stream
+        if stream.delta is None and not stream.is_over:
+            if stream.waiter is not None:
+                raise RuntimeError(f"request {self.request_id} is consumed by two tasks")
+            stream.waiter = asyncio.get_running_loop().create_future()
+            try:
+                await stream.waiter
+            finally:
+                stream.waiter = None
+        delta, stream.delta = stream.delta, None
+        if delta is not None:
+            return delta
+        raise StopAsyncIteration if stream.error is None else stream.error
 
     def abort(self) -> None:
         """End the request now; a consumer that waits gets a last Delta with finish_reason "abort". Idempotent."""
+        self._owner.abort(self._stream)
 
     def __aiter__(self) -> AsyncIterator[Delta]:
         return self
 
     async def __anext__(self) -> Delta:
         return await self.next()
+
+    def __del__(self) -> None:
+        if not self._stream.is_over:
+            self._owner.abort_soon(self._stream)

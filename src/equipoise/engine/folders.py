@@ -1,0 +1,35 @@
+"""Where models and tokenizers lie."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import equipoise
+from equipoise.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from equipoise.config.engine import ModelConfig
+
+DEMO = "demo"
+
+
+def resolve_folders(config: ModelConfig) -> ModelConfig:
+    """`config` with `model` and `tokenizer` as absolute paths. Raises CheckpointError when one is no folder.
+
+    A sim executor reads no checkpoint: with a tokenizer of its own it needs no model folder."""
+    tokenizer = _folder("tokenizer", config.tokenizer or config.model)
+    if config.executor == "sim" and config.tokenizer is not None:
+        return replace(config, tokenizer=str(tokenizer))
+    return replace(config, model=str(_folder("model", config.model)), tokenizer=str(tokenizer))
+
+
+def _folder(setting: str, name: str) -> Path:
+    """The folder that a setting means: "demo" is the embedded model, unless a folder has that name."""
+    folder = Path(name).expanduser().absolute()
+    if name == DEMO and not folder.is_dir():
+        folder = Path(equipoise.__file__).parent / DEMO
+    if not folder.is_dir():
+        raise CheckpointError(f'{setting}: {folder} is not a folder; a Hugging Face checkpoint or "{DEMO}" is needed')
+    return folder

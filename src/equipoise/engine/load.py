@@ -1,0 +1,65 @@
+"""A rank's load as it is published."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from equipoise.engine.messages import RankLoad
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from equipoise.sched.scheduler import Scheduler
+
+WINDOW_S = 1.0
+"""Throughput is measured over windows of about this length."""
+
+
+class LoadMeter:
+    """Reads a scheduler's counters and turns them into rates."""
+
+    def __init__(self, scheduler: Scheduler, dp_rank: int, unix_time: Callable[[], float] = time.time) -> None:
+        self._scheduler = scheduler
+        self._dp_rank = dp_rank
+        self._unix_time = unix_time
+        self._window_start = unix_time()
+        self._window_tokens = 0
+        self._throughput = 0.0
+        self.step_s = 0.0
+
+    def measure(self) -> RankLoad:
+        """Load now, in O(1)."""
+        now = self._unix_time()
+        load, totals = self._scheduler.load(), self._scheduler.totals
+        return RankLoad(
+            dp_rank=self._dp_rank,
+            timestamp=now,
+            num_running_reqs=load.num_running,
+            num_waiting_reqs=load.num_waiting,
+            num_waiting_tokens=load.num_waiting_tokens,
+            num_used_tokens=load.num_used_tokens,
+            num_tokens=load.num_used_tokens + load.num_waiting_tokens,
+            max_total_num_tokens=load.num_total_tokens,
+            max_running_requests=load.max_running,
+            token_usage=load.num_used_tokens / load.num_total_tokens,
+            gen_throughput=self._rate(now, totals.output_tokens),
+            cache_hit_rate=totals.cached_tokens / max(1, totals.prompt_tokens),
+            total_steps=totals.steps,
+            total_prompt_tokens=totals.prompt_tokens,
+            total_cached_tokens=totals.cached_tokens,
+            total_output_tokens=totals.output_tokens,
+            total_preemptions=totals.preemptions,
+            total_finished=totals.finished,
+            total_aborted=totals.aborted,
+            step_ms=self.step_s * 1e3,
+            paused=self._scheduler.paused,
+        )
+
+    def _rate(self, now: float, num_tokens: int) -> float:
+        """Output tokens per second over the last full window."""
+        elapsed = now - self._window_start
+        if elapsed >= WINDOW_S:
+            self._throughput = (num_tokens - self._window_tokens) / elapsed
+            self._window_start, self._window_tokens = now, num_tokens
+        return self._throughput

@@ -1,0 +1,284 @@
+"""The loop of a rank: messages in, plans to the executor, one message out per step.
+
+    receive ──> wake what was prepared ──> expire ──> launch a plan ──> land the oldest ──> publish
+
+Up to `scheduler.depth` plans run ahead of the results: with depth 1 the next step is planned and submitted
+while the executor works on this one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from equipoise.engine.load import LoadMeter
+from equipoise.engine.messages import (
+    Abort,
+    Add,
+    Call,
+    Finished,
+    PromptLogprobs,
+    RankLoad,
+    Reply,
+    RowLogprobs,
+    Step,
+    Stop,
+)
+from equipoise.errors import InvalidValueError, RequestError
+from equipoise.request import Request
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from equipoise.clock import Clock
+    from equipoise.engine.channel import LoopChannel
+    from equipoise.engine.messages import ToRank
+    from equipoise.exec.protocol import Executor, StepHandle, StepOutput
+    from equipoise.sched.plan import StepPlan, StepResult
+    from equipoise.sched.scheduler import Scheduler
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 0.05
+"""Seconds to wait when there is work but no plan came of it."""
+
+STEP_TIME_WEIGHT = 0.2
+"""Weight of the newest step in the moving average of step times."""
+
+
+class EngineLoop:
+    """Runs one rank in the calling thread, until a Stop message."""
+
+    def __init__(
+        self, scheduler: Scheduler, executor: Executor, channel: LoopChannel, clock: Clock, dp_rank: int = 0
+    ) -> None:
+        self._scheduler = scheduler
+        self._executor = executor
+        self._channel = channel
+        self._clock = clock
+        self._meter = LoadMeter(scheduler, dp_rank)
+        self._outstanding: deque[tuple[StepPlan, StepHandle, float]] = deque()
+        self._preparing: dict[int, Future[None]] = {}
+        self._ended: list[Finished] = []
+        self._must_publish = False
+        self._is_idle = True
+        self._is_stopping = False
+        self._landed_at = clock.now()
+        executor.bind(scheduler.columns)
+
+    # ---------------------------------------------------------------- start, loop, stop
+
+    def run(self) -> None:
+        """Serve until told to stop. Raises what a step raised: the rank cannot go on then."""
+        while not self._is_stopping:
+            self.turn()
+        while self._outstanding:
+            self._land()
+
+    def turn(self) -> None:
+        """One round: at most one plan is launched and at most one landed."""
+        self._receive()
+        self._settle_prepared()
+        self._expire()
+        launched = self._launch()
+        if self._outstanding and (not launched or len(self._outstanding) > self._scheduler.depth):
+            self._land()
+        elif self._ended or self._must_publish:
+            self._publish()
+        self._is_idle = not launched and not self._outstanding
+
+    def load(self) -> RankLoad:
+        """The rank's load now."""
+        return self._meter.measure()
+
+    # ---------------------------------------------------------------- messages in
+
+    def _receive(self) -> None:
+        """Take every message that is there; wait for one only when there is nothing else to do."""
+        message = self._channel.receive(self._patience() if self._is_idle else 0)
+        while message is not None:
+            self._handle(message)
+            message = self._channel.receive(0)
+
+    def _patience(self) -> float | None:
+        """Seconds until something may have to be done without a message; None for never."""
+        if self._scheduler.has_work:
+            return RETRY_S
+        deadline = self._scheduler.next_deadline_s
+        return None if deadline is None else max(0.0, deadline - self._clock.now())
+
+    def _handle(self, message: ToRank) -> None:
+        if isinstance(message, Add):
+            self._add(message)
+        elif isinstance(message, Abort):
+            for handle in message.handles:
+                self._end(handle, Finished(handle, message.reason))
+        elif isinstance(message, Call):
+            self._answer(message)
+        elif isinstance(message, Stop):
+            self._is_stopping = True
+
+    def _add(self, message: Add) -> None:
+        """Hand a request to the scheduler; one that cannot be served ends at once, with the reason."""
+        try:
+            request = self._request(message)
+            prepared = self._executor.prepare(request)
+            self._scheduler.add(request, wait_for=None if prepared is None else "grammar")
+        except RequestError as error:
+            self._ended.append(_failure(message.handle, error))
+            return
+        if prepared is not None:
+            self._preparing[message.handle] = prepared
+            prepared.add_done_callback(lambda _: self._channel.poke())
+
+    def _request(self, message: Add) -> Request:
+        now = self._clock.now()
+        return Request(
+            message.handle,
+            message.request_id,
+            np.frombuffer(message.prompt, np.int32),
+            message.params,
+            max_model_len=self._scheduler.max_model_len,
+            eos_ids=self._executor.info.eos_ids,
+            arrival_s=now,
+            priority=message.priority,
+            cache_salt=message.cache_salt,
+            deadline_s=None if message.timeout_s is None else now + message.timeout_s,
+        )
+
+    def _answer(self, call: Call) -> None:
+        try:
+            value = self._call(call)
+        except InvalidValueError as error:
+            self._channel.send(Reply(call.call_id, error=error.message))
+        else:
+            self._channel.send(Reply(call.call_id, value))
+
+    def _call(self, call: Call) -> Any:
+        self._must_publish |= call.method != "ping"
+        match call.method:
+            case "flush_cache":
+                return self._scheduler.flush_cache()
+            case "pause":
+                mode = call.args.get("mode", "new")
+                if mode not in ("new", "all"):
+                    raise InvalidValueError(f"mode: {mode!r} must be 'new' or 'all'", "mode")
+                self._scheduler.pause(mode)
+                log.info("paused: %s", mode)
+            case "resume":
+                self._scheduler.resume()
+                log.info("resumed")
+            case "loads":
+                return self.load()
+        return None
+
+    # ---------------------------------------------------------------- events without a message
+
+    def _settle_prepared(self) -> None:
+        """Wake the requests whose preparation is done; end those for which it failed."""
+        for handle in [handle for handle, future in self._preparing.items() if future.done()]:
+            error = self._preparing.pop(handle).exception()
+            if error is None:
+                self._scheduler.wake(handle)
+                continue
+            if not isinstance(error, RequestError):
+                log.error("preparing request #%d failed", handle, exc_info=error)
+            self._end(handle, _failure(handle, error))
+
+    def _expire(self) -> None:
+        """End the requests whose deadline has passed."""
+        for request in self._scheduler.expire():
+            seconds = (request.deadline_s or 0.0) - request.arrival_s
+            message = f"the request did not end within its timeout of {seconds:g} s"
+            self._forget(request, Finished(request.handle, "error", request.num_cached, error=message, status=408))
+
+    # ---------------------------------------------------------------- steps
+
+    def _launch(self) -> bool:
+        """Plan and submit a step; False when there is nothing to run."""
+        if self._is_stopping or not self._scheduler.has_work:
+            return False
+        plan = self._scheduler.schedule()
+        if plan.is_empty:
+            return False
+        self._outstanding.append((plan, self._executor.submit(plan), self._clock.now()))
+        return True
+
+    def _land(self) -> None:
+        """Wait for the oldest outstanding step, reconcile and publish."""
+        plan, handle, submitted_at = self._outstanding.popleft()
+        output = handle.result()
+        self._time_step(submitted_at)
+        for failed, error in output.failed.items():
+            self._end(failed, Finished(failed, "error", error=error, status=400))
+        result = self._scheduler.apply(plan, output)
+        for request in result.finished:
+            self._forget(request, _finished(request))
+        self._publish(result, output, _cached(plan))
+
+    def _time_step(self, submitted_at: float) -> None:
+        now = self._clock.now()
+        seconds = now - max(submitted_at, self._landed_at)
+        self._landed_at = now
+        self._meter.step_s += STEP_TIME_WEIGHT * (seconds - self._meter.step_s)
+
+    # ---------------------------------------------------------------- ends, and messages out
+
+    def _end(self, handle: int, finished: Finished) -> None:
+        """End a request, if it has not ended by itself."""
+        request = self._scheduler.abort(handle, finished.reason)
+        if request is not None:
+            finished.num_cached = request.num_cached
+            self._forget(request, finished)
+
+    def _forget(self, request: Request, finished: Finished) -> None:
+        """A request ended: drop what is kept for it and report it."""
+        self._executor.forget(request)
+        prepared = self._preparing.pop(request.handle, None)
+        if prepared is not None:
+            prepared.cancel()
+        self._ended.append(finished)
+
+    def _publish(
+        self, result: StepResult | None = None, output: StepOutput | None = None, cached: dict[int, int] | None = None
+    ) -> None:
+        """Send what a step delivered, who ended since the last message, and the load."""
+        message = Step(b"", b"", self.load(), self._ended, cached=cached or {})
+        if result is not None and output is not None:
+            message.handles = result.handles.astype("<i8", copy=False).tobytes()
+            message.tokens = result.tokens.astype("<i4", copy=False).tobytes()
+            message.logprobs = _row_logprobs(result, output)
+            message.prompt_logprobs = [PromptLogprobs(*item) for item in output.prompt_logprobs.items()]
+        self._channel.send(message)
+        self._ended = []
+        self._must_publish = False
+
+
+def _row_logprobs(result: StepResult, output: StepOutput) -> list[RowLogprobs]:
+    """Logprobs of the tokens that were delivered, by their place in the message."""
+    if not output.logprobs:
+        return []
+    rows = enumerate(result.rows.tolist())
+    return [RowLogprobs(index, output.logprobs[row]) for index, row in rows if row in output.logprobs]
+
+
+def _cached(plan: StepPlan) -> dict[int, int]:
+    """Cached prompt tokens of the requests whose prompt ended in this plan."""
+    ends = (row.request for row in plan.prefills if row.samples)
+    return {request.handle: request.num_cached for request in ends if request.num_cached}
+
+
+def _finished(request: Request) -> Finished:
+    reason = request.finish_reason
+    assert reason is not None
+    stop_id = request.output_ids[-1] if reason == "stop" else None
+    return Finished(request.handle, reason, request.num_cached, stop_id)
+
+
+def _failure(handle: int, error: BaseException) -> Finished:
+    if isinstance(error, RequestError):
+        return Finished(handle, "error", error=error.message, field=error.field, status=error.status)
+    return Finished(handle, "error", error=f"{type(error).__name__}: {error}", status=500)

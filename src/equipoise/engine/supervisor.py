@@ -1,0 +1,215 @@
+"""The parent's side of a rank process: start it, notice its death, stop it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import weakref
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from equipoise.engine.channel import Addresses, server_end
+from equipoise.engine.messages import Call, Failed, FromRank, Ready, Reply, Stop, ToRank
+from equipoise.engine.process import RankSpec, write_spec
+from equipoise.errors import ConfigError, UnavailableError
+from equipoise.obs.log import current_level
+
+if TYPE_CHECKING:
+    from equipoise.config.engine import EngineConfig
+    from equipoise.exec.sim import SimVocabulary
+
+log = logging.getLogger(__name__)
+
+DRAIN_S = 0.2
+"""Seconds that messages of a dead rank are waited for."""
+
+TERMINATE_S = 2.0
+MAX_IPC_PATH = 90
+"""Unix socket paths end at 107 bytes; sockets of a longer temporary folder go to /tmp."""
+
+
+class RankProcess:
+    """One rank process. `start` once, then `wait_ready`, `send` and `receive`, then `stop`.
+
+    One thread may receive while another sends; `stop` is called when nobody receives any more.
+
+    pid: of the process, None before it runs
+    death: how it ended, in one line; None while it lives
+    """
+
+    def __init__(self, config: EngineConfig, vocabulary: SimVocabulary | None = None, dp_rank: int = 0) -> None:
+        """Folders in `config` are absolute."""
+        self.dp_rank = dp_rank
+        self.pid: int | None = None
+        self.death: str | None = None
+        self._folder = _private_folder()
+        self._remove_folder = weakref.finalize(self, shutil.rmtree, self._folder, True)
+        self._spec = RankSpec(
+            config=config,
+            addresses=Addresses.within(self._folder),
+            parent_pid=os.getpid(),
+            dp_rank=dp_rank,
+            log_level=current_level(),
+            vocabulary=vocabulary,
+        )
+        self._channel = server_end(self._spec.addresses)
+        self._failure: str | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._spawned = threading.Event()
+        self._gone = threading.Event()
+        self._is_stopping = False
+        self._watcher = threading.Thread(target=self._run, name=f"rank-{dp_rank}-watch", daemon=True)
+
+    # ---------------------------------------------------------------- start
+
+    def start(self) -> None:
+        """Start the process; returns when it runs, or cannot (`wait_ready` tells then)."""
+        self._watcher.start()
+        self._spawned.wait()
+
+    def wait_ready(self, timeout_s: float) -> Ready:
+        """Wait until the rank serves. Raises ConfigError when its settings or checkpoint are at fault, else
+        UnavailableError: it died, or did not answer in time. The process is to be stopped by the caller then."""
+        deadline = time.monotonic() + timeout_s
+        ready = self._expect(Ready, deadline)
+        # The answer to a call proves that both directions are connected: the sockets' names can go.
+        self.send(Call(0, "ping"))
+        self._expect(Reply, deadline)
+        self._remove_folder()
+        return ready
+
+    def _expect(self, kind: type[Ready] | type[Reply], deadline: float) -> Ready:
+        while (left := deadline - time.monotonic()) > 0:
+            message = self.receive(left)
+            if isinstance(message, Failed) and message.is_config:
+                raise ConfigError(message.error)
+            if isinstance(message, kind):
+                return message  # type: ignore[return-value]
+        raise UnavailableError(f"rank {self.dp_rank} (pid {self.pid}) did not answer in time")
+
+    def _run(self) -> None:
+        """The watcher thread: it starts the process, and lives until the process ends.
+
+        The kernel ends a rank with the thread that started it, so that must be a thread that stays."""
+        try:
+            process = self._spawn()
+        except OSError as error:
+            self._report_death(f"rank {self.dp_rank} could not be started: {error}")
+            return
+        finally:
+            self._spawned.set()
+        code = process.wait()
+        if process.stdin is not None:
+            process.stdin.close()
+        how = f"was killed by {_signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
+        self._report_death(f"rank {self.dp_rank} (pid {process.pid}) {how}")
+
+    def _spawn(self) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "equipoise.engine.process"],
+            stdin=subprocess.PIPE,
+            stdout=2,  # the parent's stdout belongs to the parent
+            env=_environment(self._spec.config),
+            process_group=0,  # Ctrl-C reaches the parent alone
+        )
+        self._process, self.pid = process, process.pid
+        assert process.stdin is not None
+        try:
+            write_spec(self._spec, process.stdin)
+        except BrokenPipeError:
+            log.warning("rank %d ended before it read its settings", self.dp_rank)
+        return process
+
+    def _report_death(self, how: str) -> None:
+        if not self._is_stopping:
+            log.error("%s", how)
+        self.death = how
+        self._gone.set()
+        self._channel.poke()
+
+    # ---------------------------------------------------------------- talk
+
+    def send(self, message: ToRank) -> None:
+        """Queue a message; never waits."""
+        self._channel.send(message)
+
+    def receive(self, timeout_s: float | None = None) -> FromRank | None:
+        """The rank's next message; None when `timeout_s` seconds passed without one, or `poke` was called.
+
+        Raises UnavailableError, naming rank, pid and cause, when the process is gone and all it said was read."""
+        gone = self._gone.is_set()
+        message = self._channel.receive(DRAIN_S if gone else timeout_s)
+        if isinstance(message, Failed):
+            self._failure = message.error
+        elif message is None and gone:
+            raise UnavailableError(f"{self.death}" + (f": {self._failure}" if self._failure else ""))
+        return message
+
+    def poke(self) -> None:
+        """Let a waiting `receive` return, from any thread."""
+        self._channel.poke()
+
+    # ---------------------------------------------------------------- stop
+
+    def kill(self) -> None:
+        """End the process at once; a `receive` under way raises UnavailableError soon."""
+        self._is_stopping = True
+        if self._process is not None:
+            self._process.kill()
+
+    def stop(self, timeout_s: float) -> None:
+        """End the process: ask it, after `timeout_s` seconds terminate it, at last kill it. Idempotent."""
+        self._is_stopping = True
+        if self._watcher.is_alive() and not self._gone.is_set():
+            self.send(Stop())
+            self._end_process(timeout_s)
+        if self._watcher.ident is not None:
+            self._watcher.join()
+        self._channel.close()
+        self._remove_folder()
+
+    def _end_process(self, timeout_s: float) -> None:
+        if self._gone.wait(timeout_s) or self._process is None:
+            return
+        log.warning("rank %d (pid %d) did not stop in %g s: terminating it", self.dp_rank, self.pid, timeout_s)
+        self._process.terminate()
+        if not self._gone.wait(TERMINATE_S):
+            self._process.kill()
+            self._gone.wait()
+
+
+def _private_folder() -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="equipoise-"))
+    if len(os.fsencode(folder)) <= MAX_IPC_PATH:
+        return folder
+    folder.rmdir()
+    return Path(tempfile.mkdtemp(prefix="equipoise-", dir="/tmp"))
+
+
+def _environment(config: EngineConfig) -> dict[str, str]:
+    """The rank's environment: threads are set before it imports torch, which reads them once."""
+    env = dict(os.environ)
+    if config.model.num_threads is not None:
+        env["OMP_NUM_THREADS"] = str(config.model.num_threads)
+    else:
+        env.setdefault("OMP_NUM_THREADS", str(_num_cores()))
+    return env
+
+
+def _num_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return f"signal {number} ({signal.Signals(number).name})"
+    except ValueError:
+        return f"signal {number}"
