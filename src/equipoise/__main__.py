@@ -1,0 +1,7 @@
+"""`python -m equipoise` is `equipoise`."""
+
+import sys
+
+from equipoise.cli import main
+
+sys.exit(main())

@@ -1,0 +1,55 @@
+"""The commands, and what is common to them: settings from flags, environment and file; errors in one line."""
+
+from __future__ import annotations
+
+import sys
+
+from cyclopts import App, CycloptsError
+
+from equipoise import __version__
+from equipoise.cli import EXIT_FAILED, EXIT_OK, EXIT_WRONG
+from equipoise.cli.serve import serve
+from equipoise.cli.settings import check_environment, settings_sources
+from equipoise.errors import ConfigError, EquipoiseError
+
+app = App(
+    name="equipoise",
+    help="Serve large language models and keep data-parallel ranks in balance.",
+    version=__version__,
+    help_format="plaintext",
+    help_formatter="plain",
+    help_epilogue="Every flag may also come from the environment (EQUIPOISE_MAX_RUNNING=64) or from --config FILE\n"
+    "(TOML: max-running = 64). Flags win over the environment, the environment wins over the file.",
+    version_flags=["--version"],
+    result_action="return_value",
+)
+app.command(serve)
+
+
+@app.command
+def version() -> int:
+    """Print the version."""
+    print(__version__)
+    return EXIT_OK
+
+
+def run(argv: list[str]) -> int:
+    """Run a command; returns its exit code. Errors that users can mend are one line on stderr."""
+    try:
+        check_environment()
+        app.config = settings_sources(argv)
+        result = app(argv, exit_on_error=False, print_error=False)
+    except CycloptsError as error:
+        return _complain(" ".join(str(error).split()), EXIT_WRONG)
+    except ConfigError as error:
+        return _complain(str(error), EXIT_WRONG)
+    except EquipoiseError as error:
+        return _complain(str(error), EXIT_FAILED)
+    except KeyboardInterrupt:
+        return 130
+    return result if isinstance(result, int) else EXIT_OK
+
+
+def _complain(message: str, code: int) -> int:
+    print(f"equipoise: {message}", file=sys.stderr)
+    return code
