@@ -117,15 +117,17 @@ class Request:
         "finish_reason",
         "handle",
         "num_cached",
+        "lora",
+        "num_bypassed",
         "num_computed",
         "num_inflight",
         "num_preemptions",
         "num_published",
-        "order_key",
         "output_ids",
         "page_keys",
         "pages",
         "params",
+        "parked_for",
         "place",
         "priority",
         "prompt_ids",
@@ -149,6 +151,7 @@ class Request:
         priority: int = 0,
         cache_salt: str = "",
         deadline_s: float | None = None,
+        lora: str | None = None,
     ) -> None:
         """`prompt_ids`: (num_prompt,) int32, not empty, shorter than `max_model_len` (raises InvalidValueError)."""
         num_prompt = len(prompt_ids)
@@ -164,6 +167,7 @@ class Request:
         self.priority = priority
         self.cache_salt = cache_salt
         self.deadline_s = deadline_s
+        self.lora = lora
         self.stop_len = min(num_prompt + (params.max_tokens or max_model_len), max_model_len)
         self.stop_ids = tuple(dict.fromkeys(params.stop_token_ids + (() if params.ignore_eos else eos_ids)))
         # Prompt logprobs need every prompt position's logits: pages computed by others carry none.
@@ -173,12 +177,13 @@ class Request:
         self.page_keys: list[bytes] = []
         self.num_computed = 0
         self.num_inflight = 0
+        self.num_bypassed = 0
         self.num_cached = 0
         self.num_preemptions = 0
         self.num_published = 0
         self.seat: int | None = None
         self.place = "new"
-        self.order_key: tuple[float, ...] = ()
+        self.parked_for: tuple[str, str] | None = None
         self.charge = 0
         self.finish_reason: FinishReason | None = None
 

@@ -91,7 +91,19 @@ class SchedulerConfig:
     """Free seats to wait for before anyone is admitted while others run, so that prefills come in groups."""
 
     order: str = "fcfs"
-    """Who is next and who is preempted: fcfs or priority (lower number first)."""
+    """Who is next: fcfs, priority (lower number first), shortest-first (with ageing) or longest-first."""
+
+    ageing_s: float = 0.01
+    """Under shortest-first: seconds of waiting that make up for one prompt token."""
+
+    preempt: Literal["last", "cheapest"] = "last"
+    """Who is preempted when pages lack: the last in order, or the one with the fewest tokens to compute again."""
+
+    max_bypass: int = 0
+    """Requests that may pass one that lacks pages; 0 for strict order."""
+
+    max_loras: int | None = None
+    """Different LoRA adapters that run at once; no limit when not given."""
 
     depth: int = 1
     """Steps planned ahead of their results: 0 synchronous, 1 asynchronous."""
@@ -118,6 +130,10 @@ class SchedulerConfig:
         if self.min_free_seats > self.max_running:
             raise ConfigError(f"min-free-seats: {self.min_free_seats} is more than max-running, {self.max_running}")
         _at_least("depth", self.depth, 0)
+        _at_least("max-bypass", self.max_bypass, 0)
+        _at_least("max-loras", self.max_loras, 1)
+        if not self.ageing_s > 0:
+            raise ConfigError(f"ageing-s: {self.ageing_s} must be more than 0")
         _at_least("max-waiting-reqs", self.max_waiting_reqs, 1)
         _at_least("max-waiting-tokens", self.max_waiting_tokens, 1)
         if not 0 <= self.watermark < 1:

@@ -8,9 +8,10 @@ from equipoise.errors import ConfigError
 from equipoise.kv.paged import PagedKV
 from equipoise.sched.gates import admission_cap, min_free_seats, prefill_cadence
 from equipoise.sched.limits import long_prefill_cap, page_aligned, whole_prompts
-from equipoise.sched.orders import ORDERS
-from equipoise.sched.resources import TokenBudget
-from equipoise.sched.scheduler import Rules, Scheduler
+from equipoise.sched.orders import cheapest, fcfs, last_in, longest_first, outranks, priority, shortest_first
+from equipoise.sched.resources import LoraSlots, TokenBudget
+from equipoise.sched.rules import Rules
+from equipoise.sched.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from equipoise.clock import Clock
     from equipoise.config import CacheConfig, SchedulerConfig
     from equipoise.exec.protocol import ExecutorInfo
-    from equipoise.sched.rules import Gate, LimitRule, Order, Resource
+    from equipoise.sched.rules import Gate, LimitRule, Observer, Order, Resource
 
 
 def build_scheduler(
@@ -29,6 +30,7 @@ def build_scheduler(
     *,
     admission_gates: Sequence[Gate] = (),
     resources: Sequence[Resource] = (),
+    observers: Sequence[Observer] = (),
 ) -> Scheduler:
     """A scheduler for one rank. Raises ConfigError for settings that cannot work together."""
     page_size = info.page_size
@@ -42,23 +44,28 @@ def build_scheduler(
             "which must fit one step when chunked prefill is off"
         )
     # A prompt that runs whole has no boundary to align: charging it by pages could only keep it out for ever.
+    order = _order(config)
     aligned = config.page_aligned_prefill and config.chunked_prefill and config.max_step_tokens >= page_size
     return Scheduler(
         kv=PagedKV(info.num_pages, page_size, prefix_cache=cache.prefix_cache),
         clock=clock,
         budget=TokenBudget(config.max_step_tokens, unit=page_size if aligned else 1),
         rules=Rules(
-            order=_order(config.order),
+            order=order,
+            victim_order=cheapest if config.preempt == "cheapest" else last_in(order),
+            outranks=outranks if config.order == "priority" else None,
             limits=_limits(config, page_size, aligned=aligned),
             prefill_gates=_prefill_gates(config),
             admission_gates=[*_admission_gates(config), *admission_gates],
-            resources=resources,
+            resources=[*_resources(config), *resources],
+            observers=observers,
         ),
         max_running=config.max_running,
         max_model_len=max_model_len,
         depth=config.depth,
         reserve_full_prompt=config.reserve_full_prompt,
         watermark_pages=int(config.watermark * info.num_pages),
+        max_bypass=config.max_bypass,
         max_waiting_reqs=config.max_waiting_reqs,
         max_waiting_tokens=config.max_waiting_tokens,
     )
@@ -90,8 +97,17 @@ def _admission_gates(config: SchedulerConfig) -> list[Gate]:
     return gates
 
 
-def _order(name: str) -> Order:
-    try:
-        return ORDERS[name]
-    except KeyError:
-        raise ConfigError(f"order: {name!r} is not one of {', '.join(sorted(ORDERS))}") from None
+def _resources(config: SchedulerConfig) -> list[Resource]:
+    return [] if config.max_loras is None else [LoraSlots(config.max_loras)]
+
+
+def _order(config: SchedulerConfig) -> Order:
+    orders = {
+        "fcfs": fcfs,
+        "priority": priority,
+        "shortest-first": shortest_first(config.ageing_s),
+        "longest-first": longest_first,
+    }
+    if config.order not in orders:
+        raise ConfigError(f"order: {config.order!r} is not one of {', '.join(orders)}")
+    return orders[config.order]

@@ -6,6 +6,7 @@ prompt or outputs may have changed since.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -13,8 +14,9 @@ if TYPE_CHECKING:
 
     from equipoise.request import Request
 
-WAITING = frozenset({"waiting", "returning"})
-"""Places whose requests count as waiting: "returning" is preempted with outputs still in flight."""
+WAITING = frozenset({"waiting", "blocked", "returning"})
+"""Places whose requests count as waiting: "blocked" waits for a resource, "returning" was preempted with
+outputs still in flight. A parked request does not: it would not run if it could."""
 
 
 class Ledger:
@@ -43,3 +45,28 @@ class Ledger:
         """(num_waiting_reqs, num_waiting_tokens) counted anew: equal to the counters, or there is a bug."""
         charges = [request.charge for request in requests if request.place in WAITING]
         return len(charges), sum(charges)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadCounters:
+    """Load of a rank at one moment; see the design's load table. Requests and tokens."""
+
+    num_running: int
+    num_waiting: int
+    num_waiting_tokens: int
+    num_used_tokens: int
+    num_total_tokens: int
+    max_running: int
+
+
+@dataclass(slots=True)
+class Totals:
+    """Counts since the scheduler was built."""
+
+    steps: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    preemptions: int = 0
+    finished: int = 0
+    aborted: int = 0

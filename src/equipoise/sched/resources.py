@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from equipoise.request import Request
+
 
 class TokenBudget:
     """Tokens that a step may still hold. Prefill chunks are charged in whole units of `unit` tokens.
@@ -35,3 +40,45 @@ class TokenBudget:
     def refund(self, num_decodes: int, num_chunk_tokens: int) -> None:
         """Undo charges of this step."""
         self.left += num_decodes + -(-num_chunk_tokens // self.unit) * self.unit
+
+
+class LoraSlots:
+    """At most `max_loras` different adapters run at once; requests without an adapter always fit."""
+
+    name = "lora"
+
+    def __init__(self, max_loras: int) -> None:
+        self._max_loras = max_loras
+        self._num_users: dict[str, int] = {}
+        self._has_changed = False
+
+    def begin_step(self) -> bool:
+        """True when an adapter came or went since the last step."""
+        changed, self._has_changed = self._has_changed, False
+        return changed
+
+    def share(self, request: Request) -> str:
+        """The adapter."""
+        return request.lora or ""
+
+    def fit(self, request: Request, _n: int) -> bool:
+        """Is its adapter running, or a slot free?"""
+        lora = request.lora
+        return lora is None or lora in self._num_users or len(self._num_users) < self._max_loras
+
+    def take(self, request: Request, _n: int) -> None:
+        """One more request of its adapter runs."""
+        lora = request.lora
+        if lora is not None:
+            self._has_changed |= lora not in self._num_users
+            self._num_users[lora] = self._num_users.get(lora, 0) + 1
+
+    def give_back(self, request: Request) -> None:
+        """One less; the last one frees the slot."""
+        lora = request.lora
+        if lora is None:
+            return
+        self._num_users[lora] -= 1
+        if self._num_users[lora] == 0:
+            del self._num_users[lora]
+            self._has_changed = True

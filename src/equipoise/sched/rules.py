@@ -9,12 +9,13 @@ Place     can it run at all                           a name; moved at events (s
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from equipoise.request import Request
+    from equipoise.sched.plan import StepPlan
 
 OPEN = 1 << 30
 """What a gate answers when it sets no bound."""
@@ -56,15 +57,35 @@ LimitRule = Callable[[StepView], Limit | None]
 Gate = Callable[[StepView], int]
 """0 closed, `OPEN` no bound, else how many requests may enter."""
 
+Observer = Callable[["StepPlan", StepView, str], None]
+"""`observer(plan, view, held_by)`: a step was planned; `held_by` is "" when the queue was drained."""
+
 Order = Callable[["Request"], tuple[float, ...]]
 """Sort key: the smallest goes first, the largest is preempted. The scheduler appends the handle."""
 
 
-class Resource(Protocol):
-    """A countable thing that admitted requests hold."""
+Outranks = Callable[["Request", "Request"], bool]
+"""`outranks(waiting, running)`: may the first, which lacks a seat or pages, preempt the second?"""
 
-    def begin_step(self) -> None:
-        """A new step is planned."""
+VictimOrder = Callable[["Request", int], tuple[float, ...]]
+"""`victim_order(request, num_computed)`: of the running, the one with the largest is preempted when pages lack."""
+
+
+class Resource(Protocol):
+    """A countable thing that admitted requests hold. A request for which it has no room is blocked, and others
+    pass it."""
+
+    @property
+    def name(self) -> str:
+        """What explanations call it."""
+        ...
+
+    def begin_step(self) -> bool:
+        """A new step is planned. True when something that did not fit before may fit now."""
+        ...
+
+    def share(self, request: Request) -> str:
+        """Requests with equal shares fit, or do not fit, alike."""
         ...
 
     def fit(self, request: Request, n: int) -> bool:
@@ -78,3 +99,24 @@ class Resource(Protocol):
     def give_back(self, request: Request) -> None:
         """`request` was preempted or ended; called once for each `take`."""
         ...
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Every optional feature of a scheduler, by shape. A disabled feature is not in here.
+
+    observers: told of every plan, before it is counted as run, and of what held the head of the queue back."""
+
+    order: Order
+    victim_order: VictimOrder
+    outranks: Outranks | None = None
+    limits: Sequence[LimitRule] = ()
+    prefill_gates: Sequence[Gate] = ()
+    admission_gates: Sequence[Gate] = ()
+    resources: Sequence[Resource] = ()
+    observers: Sequence[Observer] = ()
+
+
+def rule_name(rule: object) -> str:
+    """What explanations call a rule: its class, or the factory that made it."""
+    return str(getattr(rule, "__qualname__", type(rule).__name__)).partition(".")[0]

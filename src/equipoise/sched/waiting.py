@@ -51,6 +51,16 @@ class WaitingQueue:
             heapq.heappop(heap)
         return None
 
+    def head_key(self) -> tuple[tuple[float, ...], int]:
+        """Order and handle of the next request of a queue that is not empty."""
+        self.head()
+        return self._heap[0][:2]
+
+    def num_ahead(self, request: Request) -> int:
+        """Requests that go before `request`, which waits. O(n)."""
+        own = self._live[request.handle]
+        return sum(entry[:2] < own[:2] for entry in self._live.values())
+
     def remove(self, request: Request) -> None:
         """`request`, which waits, leaves the queue."""
         entry = self._live.pop(request.handle)

@@ -65,7 +65,7 @@ class CaseConfig(msgspec.Struct, forbid_unknown_fields=True):
     def unsupported(self) -> list[str]:
         """Features that the case asks for and our scheduler does not have."""
         off = CaseConfig()
-        names = ("adaptive", "max_loras", "spec", "remote", "dp")
+        names = ("adaptive", "spec", "remote", "dp")
         return [name for name in names if getattr(self, name) != getattr(off, name)]
 
 
@@ -122,6 +122,7 @@ class Run:
             max_model_len=self.scheduler.max_model_len,
             arrival_s=float(spec.get("arrival", handle)),
             priority=spec.get("priority", 0),
+            lora=str(spec["lora"]) if spec.get("lora") else None,
         )
         self._handles[name] = handle
         self.scheduler.add(request)
@@ -188,7 +189,7 @@ class Run:
 
     def _observe(self, op: str, **facts: Any) -> None:
         places = [(request.request_id, request.place) for request in self.scheduler.requests()]
-        waiting = [name for name, place in places if place in ("waiting", "returning", "parked")]
+        waiting = [name for name, place in places if place in ("waiting", "blocked", "returning", "parked")]
         self.rows.append({"op": op, "waiting": waiting, "free": self.scheduler.kv.num_free, **facts})
 
     def _draw(self, plan: StepPlan, forced: dict[int, int]) -> Tokens:
@@ -223,6 +224,7 @@ def _scheduler_of(cfg: CaseConfig, clock: VirtualClock) -> Scheduler:
         long_prefill_cap=cfg.long_thr,
         prefill_interval=cfg.interval,
         admission_cap=cfg.max_active,
+        max_loras=cfg.max_loras or None,
         order=cfg.policy,
         depth=int(cfg.async_sched),
         reserve_full_prompt=cfg.reserve_full,

@@ -1,0 +1,194 @@
+"""Where every request is, and the only code that moves one.
+
+    new ──add──> waiting ──admit──> prefilling ──last chunk──> decoding ──length certain──> draining ──> ended
+     │             ▲  ▲                 │                          │                           │
+     └─> parked ───┘  └──> blocked      └────────preempt───────────┤                           └ its last tokens
+        (an event)        (a resource   ▲                          ▼                             are in flight
+                           is used up)  └─ outputs came back ─ returning
+    abort, a stop token and a deadline end a request in any place.
+
+Requests in prefilling, decoding and draining hold a seat and pages; the others hold neither.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from equipoise.errors import InvariantError
+from equipoise.sched.columns import STOP_IDS_WIDTH, Columns
+from equipoise.sched.ledger import Ledger
+from equipoise.sched.roster import Roster
+from equipoise.sched.waiting import WaitingQueue
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from equipoise.kv.protocol import KVMemory
+    from equipoise.request import FinishReason, Request
+    from equipoise.sched.rules import Order, Resource
+
+
+ParkKey = tuple[str, str]
+"""What a parked request waits for, ("grammar", ""), or the share of a resource that blocks it, ("lora", "7")."""
+
+
+class Places:
+    """Every request of one rank that has not ended, by place."""
+
+    def __init__(
+        self, kv: KVMemory, order: Order, resources: Sequence[Resource], max_running: int, max_model_len: int
+    ) -> None:
+        self.columns = Columns(max_running, max_model_len, kv.page_size)
+        self.ledger = Ledger()
+        self.requests: dict[int, Request] = {}
+        self.waiting = WaitingQueue(order)
+        self.parked: dict[ParkKey, WaitingQueue] = {}
+        self.prefilling: list[Request] = []
+        self.decoding = Roster(max_running)
+        self.draining: dict[int, Request] = {}
+        self.many_stops: dict[int, frozenset[int]] = {}
+        self._kv = kv
+        self._order = order
+        self._resources = resources
+        self._by_seat: list[Request | None] = [None] * max_running
+        self._free_seats = list(range(max_running - 1, -1, -1))
+
+    # ---------------------------------------------------------------- facts
+
+    @property
+    def num_free_seats(self) -> int:
+        """Seats that nobody holds."""
+        return len(self._free_seats)
+
+    @property
+    def num_running(self) -> int:
+        """Seats that somebody holds."""
+        return len(self._by_seat) - len(self._free_seats)
+
+    def at(self, seat: int) -> Request:
+        """Who holds `seat`. Raises InvariantError when nobody does."""
+        request = self._by_seat[seat]
+        if request is None:
+            raise InvariantError(f"seat {seat} is in a place but holds no request")
+        return request
+
+    def at_if_any(self, seat: int) -> Request | None:
+        """Who holds `seat`, None when nobody does."""
+        return self._by_seat[seat]
+
+    def preemptible(self) -> Iterator[Request]:
+        """Decoding and prefilling requests. Draining ones are about to leave by themselves."""
+        yield from map(self.at, self.decoding.seats().tolist())
+        yield from self.prefilling
+
+    # ---------------------------------------------------------------- moves
+
+    def wait(self, request: Request) -> None:
+        """Any place without a seat -> waiting."""
+        self.ledger.move(request, "waiting")
+        self.waiting.push(request)
+
+    def park(self, request: Request, event: str) -> None:
+        """New -> parked until `event` has happened."""
+        self._park(request, "parked", (event, ""))
+
+    def block(self, request: Request, resource: str, share: str) -> None:
+        """Waiting -> blocked until there may be room in `resource` for `share`."""
+        self.waiting.remove(request)
+        self._park(request, "blocked", (resource, share))
+
+    def unpark(self, request: Request) -> None:
+        """Parked or blocked -> waiting."""
+        self._leave_park(request)
+        self.wait(request)
+
+    def blocked_by(self, resource: str) -> list[tuple[str, WaitingQueue]]:
+        """Blocked requests by the share of `resource` that they want, the group with the first head first."""
+        groups = [(key[1], queue) for key, queue in self.parked.items() if key[0] == resource]
+        return sorted(groups, key=lambda group: group[1].head_key())
+
+    def seat(self, request: Request) -> int:
+        """Waiting -> prefilling, with pages; returns the seat."""
+        self.waiting.remove(request)
+        seat = self._free_seats.pop()
+        self.columns.seat(request, seat)
+        self._by_seat[seat] = request
+        if len(request.stop_ids) > STOP_IDS_WIDTH:
+            self.many_stops[seat] = frozenset(request.stop_ids)
+        insort(self.prefilling, request, key=lambda r: (self._order(r), r.handle))
+        self.ledger.move(request, "prefilling")
+        return seat
+
+    def decode(self, request: Request, seat: int) -> None:
+        """Prefilling -> decoding."""
+        self.prefilling.remove(request)
+        self.decoding.append(seat)
+        self.ledger.move(request, "decoding")
+
+    def drain(self, seats: NDArray[np.int32]) -> None:
+        """Decoding -> draining: the lengths are certain, no step is planned for them any more."""
+        self.decoding.keep(~np.isin(self.decoding.seats(), seats))
+        for request in map(self.at, seats.tolist()):
+            self.draining[request.handle] = request
+            self.ledger.move(request, "draining")
+
+    def preempt(self, request: Request) -> None:
+        """Prefilling or decoding -> waiting, or returning while outputs are in flight."""
+        request.num_preemptions += 1
+        self._vacate(request)
+        request.num_computed = 0
+        if request.num_inflight:
+            self.ledger.move(request, "returning")
+        else:
+            self.wait(request)
+
+    def end(self, request: Request, reason: FinishReason) -> None:
+        """Any place -> ended. The one way out, exactly once for every request."""
+        if request.seat is not None:
+            self._vacate(request)
+        elif request.place == "waiting":
+            self.waiting.remove(request)
+        elif request.parked_for is not None:
+            self._leave_park(request)
+        self.ledger.move(request, "ended")
+        request.finish_reason = reason
+        del self.requests[request.handle]
+
+    def _park(self, request: Request, place: str, key: ParkKey) -> None:
+        self.ledger.move(request, place)
+        request.parked_for = key
+        self.parked.setdefault(key, WaitingQueue(self._order)).push(request)
+
+    def _leave_park(self, request: Request) -> None:
+        key = request.parked_for
+        if key is None:
+            raise InvariantError(f"{request} is not parked")
+        request.parked_for = None
+        self.parked[key].remove(request)
+        if not self.parked[key]:
+            del self.parked[key]
+
+    def _vacate(self, request: Request) -> None:
+        """Take seat and pages from a running request."""
+        seat = request.seat
+        if seat is None:
+            raise InvariantError(f"{request} has no seat to leave")
+        if request.place == "prefilling":
+            self.prefilling.remove(request)
+        elif request.place == "decoding":
+            self.decoding.remove(seat)
+        else:
+            del self.draining[request.handle]
+        request.num_inflight = int(self.columns.length[seat] - self.columns.known[seat])
+        self.columns.unseat(request, seat)
+        self._by_seat[seat] = None
+        self._free_seats.append(seat)
+        self.many_stops.pop(seat, None)
+        self._kv.release(request)
+        for resource in self._resources:
+            resource.give_back(request)

@@ -1,0 +1,266 @@
+"""Plans one step: decodes, then running prefills, then admissions, within the budget and by the rules."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from equipoise.sched.plan import PrefillRow, StepPlan
+from equipoise.sched.rules import OPEN, rule_name
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from equipoise.kv.protocol import KVMemory
+    from equipoise.request import Request
+    from equipoise.sched.ledger import Totals
+    from equipoise.sched.places import Places
+    from equipoise.sched.resources import TokenBudget
+    from equipoise.sched.rules import Gate, Limit, Resource, Rules, StepView
+
+# What keeps a request from being admitted, beside the rules' own names.
+NO_SEAT = "max_running"
+NO_BUDGET = "max_step_tokens"
+NO_PAGES = "pages"
+PREEMPTED = "preemption in this step"
+PAUSED = "pause"
+BLOCKED = "blocked"
+
+MAX_PASSED = 8
+"""Requests without pages that one step looks beyond: bounds its cost."""
+
+
+class Planner:
+    """Fills in a StepPlan. What it plans is counted as run by the scheduler's commit, not here.
+
+    held_by: what kept the head of the queue from being admitted in the last plan, "" when nobody waits
+    has_backlog: the last plan that could admit left requests waiting
+    """
+
+    def __init__(
+        self,
+        places: Places,
+        kv: KVMemory,
+        budget: TokenBudget,
+        rules: Rules,
+        totals: Totals,
+        *,
+        depth: int,
+        reserve_full_prompt: bool,
+        watermark_pages: int,
+        max_bypass: int,
+    ) -> None:
+        self.held_by = ""
+        self.has_backlog = False
+        self._places = places
+        self._columns = places.columns
+        self._kv = kv
+        self._budget = budget
+        self._rules = rules
+        self._totals = totals
+        self._depth = depth
+        self._reserve_full_prompt = reserve_full_prompt
+        self._watermark_pages = watermark_pages
+        self._max_bypass = max_bypass
+
+    def plan(self, view: StepView, num_outstanding: int, *, may_admit: bool) -> StepPlan:
+        """The rows of the next step. `may_admit` False: paused for newcomers."""
+        plan = StepPlan(view.step)
+        self._budget.begin_step()
+        self._wake_blocked()
+        self._make_way(plan)
+        num_made_way = len(plan.preempted)
+        self._plan_decodes(plan, num_outstanding)
+        allowed, closed_by = _ask(self._rules.prefill_gates, view)
+        if allowed:
+            limits = [limit for rule in self._rules.limits if (limit := rule(view)) is not None]
+            self._plan_prefills(plan, limits)
+            allowed, closed_by = (0, PREEMPTED) if len(plan.preempted) > num_made_way else self._entry(view, may_admit)
+            closed_by = self._plan_admissions(plan, limits, allowed) or closed_by
+        self.held_by = closed_by if self._places.waiting else ""
+        for observer in self._rules.observers:
+            observer(plan, view, self.held_by)
+        return plan
+
+    def _entry(self, view: StepView, may_admit: bool) -> tuple[int, str]:
+        """How many may enter, and the rule that says so."""
+        return _ask(self._rules.admission_gates, view) if may_admit else (0, PAUSED)
+
+    # ---------------------------------------------------------------- running requests
+
+    def _plan_decodes(self, plan: StepPlan, num_outstanding: int) -> None:
+        columns = self._columns
+        seats = self._places.decoding.seats()[: self._budget.left].copy()
+        if num_outstanding > self._depth:
+            # Planned further ahead than `depth`: rows that already run that far ahead sit this step out.
+            seats = seats[columns.length[seats] - columns.known[seats] <= self._depth]
+        plan.decode_seats = seats
+        self._budget.charge_decodes(len(seats))
+        for seat in seats[columns.capacity[seats] <= columns.computed[seats]].tolist():
+            request = self._places.at_if_any(seat)
+            if request is not None:  # not preempted for one before it
+                self._grow_or_preempt(plan, request, seat, int(columns.capacity[seat]) + 1)
+
+    def _plan_prefills(self, plan: StepPlan, limits: list[Limit]) -> None:
+        for request in tuple(self._places.prefilling):
+            seat = request.seat
+            if seat is None:
+                continue  # preempted for one before it
+            n = self._chunk(request, limits)
+            if n and self._grow_or_preempt(plan, request, seat, request.num_computed + n):
+                self._plan_chunk(plan, request, seat, n)
+        # Only now, when no preemption can take a row back any more.
+        for row in plan.prefills:
+            self._publish(row)
+
+    def _grow_or_preempt(self, plan: StepPlan, request: Request, seat: int, upto: int) -> bool:
+        """Pages for [0, upto) of a running request; victims make room. False when it became one itself."""
+        while not self._kv.grow(request, upto):
+            victim = self._victim()
+            self._preempt(plan, victim)
+            if victim is request:
+                return False
+        self._columns.write_pages(request, seat)
+        return True
+
+    def _victim(self) -> Request:
+        victim_order, computed = self._rules.victim_order, self._columns.computed
+        return max(
+            self._places.preemptible(),
+            key=lambda request: (victim_order(request, int(computed[request.seat])), request.handle),
+        )
+
+    def _preempt(self, plan: StepPlan, request: Request) -> None:
+        plan.preempted.append(request)
+        self._budget.refund(*plan.drop(request))
+        self._totals.preemptions += 1
+        self._places.preempt(request)
+
+    # ---------------------------------------------------------------- newcomers
+
+    def _plan_admissions(self, plan: StepPlan, limits: list[Limit], allowed: int) -> str:
+        """Admit up to `allowed` requests in order; returns what stopped it, "" when `allowed` did or nobody waits.
+
+        A request that lacks pages may be passed, at most `max_bypass` times in its life."""
+        waiting = self._places.waiting
+        passed: list[Request] = []
+        stopped_by = ""
+        while allowed > 0 and (request := waiting.head()) is not None:
+            outcome = self._admit(plan, request, limits)
+            if not outcome:
+                allowed -= 1
+                for other in passed:
+                    other.num_bypassed += 1
+            elif outcome != BLOCKED:
+                stopped_by = stopped_by or outcome
+                if outcome != NO_PAGES or len(passed) == MAX_PASSED:
+                    break
+                waiting.remove(request)
+                passed.append(request)
+            if any(other.num_bypassed >= self._max_bypass for other in passed):
+                break
+        for request in passed:
+            waiting.push(request)
+        self.has_backlog = bool(waiting)
+        return stopped_by
+
+    def _admit(self, plan: StepPlan, request: Request, limits: list[Limit]) -> str:
+        """Give the head of the queue a seat, pages and its first chunk, if it has room everywhere; else what lacks."""
+        if not self._places.num_free_seats:
+            return NO_SEAT
+        match = self._kv.match(request)
+        request.num_computed = match.num_tokens
+        n = self._chunk(request, limits)
+        if not n:
+            return NO_BUDGET
+        resources = self._rules.resources
+        for resource in resources:
+            if not resource.fit(request, n):
+                self._places.block(request, resource.name, resource.share(request))
+                return BLOCKED
+        upto = match.num_tokens + n
+        if not self._kv.admit(request, match, upto, self._pages_to_reserve(request, upto, len(match.pages))):
+            return NO_PAGES
+        for resource in resources:
+            resource.take(request, n)
+        seat = self._places.seat(request)
+        self._count_admission(request, match.num_tokens)
+        plan.seated.append(request)
+        # A request admitted later in this very step may share the pages that this chunk computes.
+        self._publish(self._plan_chunk(plan, request, seat, n))
+        return ""
+
+    def _count_admission(self, request: Request, num_matched: int) -> None:
+        if request.num_preemptions == 0:
+            request.num_cached = num_matched
+        self._totals.cached_tokens += num_matched
+        self._totals.prompt_tokens += request.num_known
+
+    def _pages_to_reserve(self, request: Request, upto: int, num_matched: int) -> int:
+        """Pages that must be free at the admission: those of its first chunk, or of all it will compute."""
+        tokens = request.num_known if self._reserve_full_prompt else upto
+        pages = -(-tokens // self._kv.page_size) - num_matched
+        # With nobody running there is nobody to leave pages for.
+        return pages + (self._watermark_pages if self._places.num_running else 0)
+
+    def _wake_blocked(self) -> None:
+        """Resources that may have room again: their blocked requests wait in line once more."""
+        for resource in self._rules.resources:
+            if resource.begin_step():
+                self._wake(resource)
+
+    def _wake(self, resource: Resource) -> None:
+        for _share, queue in self._places.blocked_by(resource.name):
+            head = queue.head()
+            if head is not None and resource.fit(head, 1):
+                for request in tuple(queue):
+                    self._places.unpark(request)
+
+    def _make_way(self, plan: StepPlan) -> None:
+        """Preempt whom the head of the queue outranks, if it lacked a seat or pages in the last plan."""
+        outranks = self._rules.outranks
+        if outranks is None or self.held_by not in (NO_SEAT, NO_PAGES):
+            return
+        head = self._places.waiting.head()
+        while head is not None and not self._has_room(head):
+            victim = max(self._places.preemptible(), key=lambda r: (self._rules.order(r), r.handle), default=None)
+            if victim is None or not outranks(head, victim):
+                return
+            self._preempt(plan, victim)
+
+    def _has_room(self, request: Request) -> bool:
+        """A seat and pages, counted as if nothing of it were cached."""
+        pages = self._pages_to_reserve(request, request.num_known, 0)
+        return self._places.num_free_seats > 0 and self._kv.num_free >= pages
+
+    # ---------------------------------------------------------------- chunks
+
+    def _chunk(self, request: Request, limits: list[Limit]) -> int:
+        """Tokens of a prefilling request that this step computes: what is left, cut by the budget and every limit."""
+        n = request.num_known - request.num_computed
+        room = self._budget.room
+        if n > room:
+            n = room
+        for limit in limits:
+            n = limit(request, n)
+        return n
+
+    def _plan_chunk(self, plan: StepPlan, request: Request, seat: int, n: int) -> PrefillRow:
+        start = request.num_computed
+        self._budget.charge_chunk(n)
+        row = PrefillRow(request, seat, start, n, samples=start + n == request.num_known)
+        plan.prefills.append(row)
+        return row
+
+    def _publish(self, row: PrefillRow) -> None:
+        """No undo can reach `row` any more: others may match what it computes."""
+        self._kv.publish(row.request, self._columns.tokens[row.seat], row.start + row.n)
+
+
+def _ask(gates: Sequence[Gate], view: StepView) -> tuple[int, str]:
+    """The strictest answer and who gave it. Every gate is asked: some count the steps that they see."""
+    strictest, name = OPEN, ""
+    for gate in gates:
+        answer = gate(view)
+        if answer < strictest:
+            strictest, name = answer, rule_name(gate)
+    return strictest, name
