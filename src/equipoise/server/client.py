@@ -10,6 +10,7 @@ import asyncio
 import itertools
 import logging
 import secrets
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +30,7 @@ from equipoise.server.receiver import Receiver
 from equipoise.server.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from numpy.typing import NDArray
 
@@ -295,7 +296,7 @@ class AsyncEngine:
     async def stop(self, timeout_s: float = 5.0) -> None:
         """End every request with UnavailableError, then the rank process, within about `timeout_s` seconds."""
         self._lose("the server is shutting down")
-        await asyncio.to_thread(self._stop_rank, timeout_s)
+        await _in_thread(lambda: self._stop_rank(timeout_s))
 
     def _stop_rank(self, timeout_s: float) -> None:
         self._receiver.stop()
@@ -310,8 +311,25 @@ async def _wait_ready(rank: RankProcess, timeout_s: float) -> Ready:
     except BaseException:
         rank.kill()
         await asyncio.wait([waiting])
-        await asyncio.to_thread(rank.stop, 0.0)
+        await _in_thread(lambda: rank.stop(0.0))
         raise
+
+
+async def _in_thread(work: Callable[[], None]) -> None:
+    """Run `work` in a thread of its own: those of asyncio are gone when a program that ends stops its engine."""
+    loop = asyncio.get_running_loop()
+    done = asyncio.Event()
+
+    def run() -> None:
+        try:
+            work()
+        finally:
+            loop.call_soon_threadsafe(done.set)
+
+    thread = threading.Thread(target=run, name="stop-rank")
+    thread.start()
+    await done.wait()
+    thread.join()
 
 
 def _no_load(ready: Ready) -> RankLoad:
