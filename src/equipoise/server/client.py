@@ -318,17 +318,19 @@ async def _wait_ready(rank: RankProcess, timeout_s: float) -> Ready:
 async def _in_thread(work: Callable[[], None]) -> None:
     """Run `work` in a thread of its own: those of asyncio are gone when a program that ends stops its engine."""
     loop = asyncio.get_running_loop()
-    done = asyncio.Event()
+    done: asyncio.Future[None] = loop.create_future()
 
     def run() -> None:
         try:
             work()
-        finally:
-            loop.call_soon_threadsafe(done.set)
+        except BaseException as error:
+            loop.call_soon_threadsafe(done.set_exception, error)
+        else:
+            loop.call_soon_threadsafe(done.set_result, None)
 
     thread = threading.Thread(target=run, name="stop-rank")
     thread.start()
-    await done.wait()
+    await asyncio.shield(done)
     thread.join()
 
 
