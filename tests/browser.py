@@ -77,8 +77,9 @@ class Browser:
         os.close(self._answers)
 
     def open(self, url: str) -> None:
-        """Go to an address."""
+        """Go to an address and wait until it is loaded."""
         self.call("Page.navigate", url=url)
+        self.wait(f"location.href.startsWith('{url}') && document.readyState === 'complete'")
 
     def run(self, expression: str) -> Any:
         """Value of a JavaScript expression in the page; raises RuntimeError when it throws."""
