@@ -84,11 +84,13 @@ class EngineLoop:
         self._settle_prepared()
         self._expire()
         launched = self._launch()
-        if self._outstanding and (not launched or len(self._outstanding) > self._scheduler.depth):
+        must_land = bool(self._outstanding) and (not launched or len(self._outstanding) > self._scheduler.depth)
+        if must_land:
             self._land()
         elif self._ended or self._must_publish:
             self._publish()
-        self._is_idle = not launched and not self._outstanding
+        # A step that landed may have made room for what could not be launched before.
+        self._is_idle = not launched and not must_land
 
     def load(self) -> RankLoad:
         """The rank's load now."""
@@ -223,7 +225,8 @@ class EngineLoop:
         now = self._clock.now()
         seconds = now - max(submitted_at, self._landed_at)
         self._landed_at = now
-        self._meter.step_s += STEP_TIME_WEIGHT * (seconds - self._meter.step_s)
+        average = self._meter.step_s or seconds
+        self._meter.step_s = average + STEP_TIME_WEIGHT * (seconds - average)
 
     # ---------------------------------------------------------------- ends, and messages out
 
