@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -17,6 +17,17 @@ if TYPE_CHECKING:
 NO_MATCH = PrefixMatch([], 0)
 
 
+class Memo(NamedTuple):
+    """The last match, which a request that does not fit asks for again in every step: it costs no look-up until
+    one of its pages is evicted, or the page after them is published under `next_key`."""
+
+    request: Request
+    num_known: int
+    match: PrefixMatch
+    pages: frozenset[int]
+    next_key: bytes | None
+
+
 class PagedKV:
     """KV pages of one rank. Keeps len(request.pages) == ceil(highest `upto` granted / page_size)."""
 
@@ -24,8 +35,9 @@ class PagedKV:
         self.page_size = page_size
         self.num_pages = num_pages
         self._index = PrefixIndex(num_pages)
-        self._pool = PagePool(num_pages, on_evict=self._index.forget)
+        self._pool = PagePool(num_pages, on_evict=self._evict)
         self._shares = prefix_cache
+        self._memo: Memo | None = None
 
     @property
     def num_free(self) -> int:
@@ -39,17 +51,25 @@ class PagedKV:
     def match(self, request: Request) -> PrefixMatch:
         if not self._shares or not request.uses_prefix_cache:
             return NO_MATCH
+        memo = self._memo
+        if memo is not None and memo.request is request and memo.num_known == request.num_known:
+            return memo.match
         # The step must compute at least one token, or there would be no logits to draw from.
         limit = (request.num_known - 1) // self.page_size
         if len(request.page_keys) < limit:
             extend_keys(request.page_keys, request.cache_salt, known_tokens(request), self.page_size, limit)
         pages = self._index.find(request.page_keys, limit)
-        return PrefixMatch(pages, len(pages) * self.page_size)
+        match = PrefixMatch(pages, len(pages) * self.page_size)
+        next_key = request.page_keys[len(pages)] if len(pages) < limit else None
+        self._memo = Memo(request, request.num_known, match, frozenset(pages), next_key)
+        return match
 
     def admit(self, request: Request, match: PrefixMatch, upto: int, reserve: int) -> bool:
         if request.pages:
             raise PageError(f"{request} is admitted with {len(request.pages)} pages")
         pool = self._pool
+        if pool.num_free < reserve:
+            return False
         revived = sum(1 for page in match.pages if pool.is_cached(page))
         if pool.num_free - revived < reserve:
             return False
@@ -80,6 +100,8 @@ class PagedKV:
         extend_keys(request.page_keys, request.cache_salt, tokens, self.page_size, num_full)
         for i in range(request.num_published, num_full):
             self._index.publish(request.page_keys[i], request.pages[i])
+            if self._memo is not None and request.page_keys[i] == self._memo.next_key:
+                self._memo = None
         request.num_published = max(request.num_published, num_full)
 
     def release(self, request: Request) -> None:
@@ -91,10 +113,17 @@ class PagedKV:
     def flush(self) -> int:
         dropped = self._pool.drop_cached()
         self._index.clear()
+        self._memo = None
         return dropped
 
     def check(self) -> None:
         self._pool.check()
+
+    def _evict(self, page: int) -> None:
+        """A cached page goes to a new owner: nobody matches it any more."""
+        self._index.forget(page)
+        if self._memo is not None and page in self._memo.pages:
+            self._memo = None
 
 
 def known_tokens(request: Request) -> Tokens:
