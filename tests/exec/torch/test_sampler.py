@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from equipoise.errors import InvariantError
-from equipoise.exec.torch.filters import floors
+from equipoise.exec.torch.filters import draw, floors
 from equipoise.exec.torch.noise import uniforms
 from equipoise.exec.torch.penalties import TokenCounts
 from equipoise.exec.torch.sampler import NOT_FINITE, NOTHING_ALLOWED, Sampler, prompt_logprobs
@@ -217,6 +217,14 @@ def test_uniforms_are_uniform_over_positions_and_over_seeds():
         assert statistic < bound
 
 
+def test_no_seed_is_another_one_moved_along():
+    """Seeds a whole generator step apart: the case that a plain counter gets wrong."""
+    step = np.uint64(0x9E3779B97F4A7C15)
+    positions = np.arange(100)
+    ahead = uniforms(np.full(100, 5, np.uint64), positions + 1)
+    assert not np.intersect1d(uniforms(np.full(100, 5, np.uint64) + step, positions), ahead).size
+
+
 @pytest.mark.parametrize("temperature", [1e-5, 1e-9, 1e-40, 5e-324])
 def test_a_tiny_temperature_is_greedy(temperature):
     rng = np.random.default_rng(5)
@@ -236,6 +244,11 @@ def test_huge_logits_and_high_temperature_do_not_overflow():
     )
     assert sampled.tokens.tolist() == [4, 4]
     assert sampled.failed == {}
+
+
+def test_a_token_of_probability_zero_is_never_drawn():
+    scores = torch.tensor([[-torch.inf, 0.0, -torch.inf, 0.0, -torch.inf]] * 3)
+    assert draw(scores, torch.tensor([0.0, 0.5, 1 - 2**-53], dtype=torch.float64)).tolist() == [1, 3, 3]
 
 
 def test_top_k_of_one_is_greedy_even_among_equals():
@@ -307,7 +320,7 @@ def test_a_resumed_request_goes_on_as_if_never_preempted():
     sampler, request, drawn = Sampler(3, VOCAB, CPU), make_request(0, **params), []
     for i, logits in enumerate(steps):
         if i % 7 == 0:  # preempted and seated elsewhere, the old seat taken by somebody else
-            sampler.seat((i + 2) % 3, make_request(100 + i, repetition_penalty=2.0), np.array([1, 2], np.int32))
+            sampler.seat((i + 2) % 3, make_request(100 + i, repetition_penalty=2.0), np.array([14, 15], np.int32))
             seat = i % 3
             sampler.seat(seat, request, np.array([*PROMPT, *drawn], np.int32))
         sampled = sampler.sample(
@@ -340,6 +353,14 @@ def test_counts_are_allocated_only_for_penalised_seats():
     for seat in range(64):
         counts.start(seat, none, none)
     assert counts.num_slots == 64
+
+
+def test_seats_give_their_counts_back():
+    sampler = Sampler(64, VOCAB, CPU)
+    for seat in range(64):
+        sampler.seat(seat, make_request(seat, presence_penalty=1.0), np.array(PROMPT, np.int32))
+        sampler.seat(seat, make_request(100 + seat), np.array(PROMPT, np.int32))
+    assert sampler._counts.num_slots == 4
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
