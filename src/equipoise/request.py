@@ -116,9 +116,9 @@ class Request:
         "deadline_s",
         "finish_reason",
         "handle",
-        "num_cached",
         "lora",
         "num_bypassed",
+        "num_cached",
         "num_computed",
         "num_inflight",
         "num_preemptions",
@@ -191,6 +191,11 @@ class Request:
     def num_prompt(self) -> int:
         """Tokens of the prompt."""
         return len(self.prompt_ids)
+
+    @property
+    def prefix_salt(self) -> str:
+        """Requests share pages only if this is equal: an adapter changes what KV the same tokens have."""
+        return self.cache_salt if self.lora is None else f"{self.cache_salt}\0{self.lora}"
 
     @property
     def num_known(self) -> int:

@@ -78,6 +78,9 @@ class SchedulerConfig:
     long_prefill_cap: int = 0
     """Most tokens of one prefill chunk while others could use the step, 0 for no cap."""
 
+    adaptive_prefill_cap: bool = False
+    """Raise the long-prefill cap to the step's tokens divided by the requests that could prefill."""
+
     page_aligned_prefill: bool = False
     """Chunks that are not a prompt's last end on a page boundary, and are charged by whole pages."""
 
@@ -89,6 +92,12 @@ class SchedulerConfig:
 
     min_free_seats: int = 1
     """Free seats to wait for before anyone is admitted while others run, so that prefills come in groups."""
+
+    balance_margin: int | None = None
+    """Admit nobody while any rank runs its seats less this many (0 or 1); no such gate when not given."""
+
+    rules: tuple[str, ...] = ()
+    """Rules of your own, each "module:function" or an entry point of the group equipoise.rules."""
 
     order: str = "fcfs"
     """Who is next: fcfs, priority (lower number first), shortest-first (with ageing) or longest-first."""
@@ -130,6 +139,7 @@ class SchedulerConfig:
         if self.min_free_seats > self.max_running:
             raise ConfigError(f"min-free-seats: {self.min_free_seats} is more than max-running, {self.max_running}")
         _at_least("depth", self.depth, 0)
+        _at_least("balance-margin", self.balance_margin, 0)
         _at_least("max-bypass", self.max_bypass, 0)
         _at_least("max-loras", self.max_loras, 1)
         if not self.ageing_s > 0:

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from equipoise.errors import ConfigError
 
+LOG_LEVELS = ("debug", "info", "warning", "error")
+TOOL_PARSERS = ("auto", "hermes", "llama3", "mistral", "pythonic", "none")
+
 
 @dataclass(frozen=True)
 class ServerConfig:
@@ -47,4 +50,12 @@ class ServerConfig:
         if not self.max_body_mb > 0:
             raise ConfigError(f"max-body-mb: {self.max_body_mb} must be more than 0")
         if not self.shutdown_timeout_s >= 0:
-            raise ConfigError(f"shutdown-timeout-s: {self.shutdown_timeout_s} must be at least 0")
+            raise ConfigError(f"shutdown-timeout: {self.shutdown_timeout_s} must be at least 0")
+        if self.request_timeout_s is not None and not self.request_timeout_s > 0:
+            raise ConfigError(f"request-timeout: {self.request_timeout_s} must be more than 0")
+        if self.log_level not in LOG_LEVELS:
+            raise ConfigError(f"log-level: {self.log_level!r} must be one of {', '.join(LOG_LEVELS)}")
+        if self.tool_parser not in TOOL_PARSERS:
+            raise ConfigError(f"tool-parser: {self.tool_parser!r} must be one of {', '.join(TOOL_PARSERS)}")
+        if self.api_key is not None and not self.api_key.isascii():
+            raise ConfigError("api-key: it must be ASCII, clients send it in a header")

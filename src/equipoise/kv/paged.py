@@ -57,7 +57,7 @@ class PagedKV:
         # The step must compute at least one token, or there would be no logits to draw from.
         limit = (request.num_known - 1) // self.page_size
         if len(request.page_keys) < limit:
-            extend_keys(request.page_keys, request.cache_salt, known_tokens(request), self.page_size, limit)
+            extend_keys(request.page_keys, request.prefix_salt, known_tokens(request), self.page_size, limit)
         pages = self._index.find(request.page_keys, limit)
         match = PrefixMatch(pages, len(pages) * self.page_size)
         next_key = request.page_keys[len(pages)] if len(pages) < limit else None
@@ -97,7 +97,7 @@ class PagedKV:
         if not self._shares:
             return
         num_full = upto // self.page_size
-        extend_keys(request.page_keys, request.cache_salt, tokens, self.page_size, num_full)
+        extend_keys(request.page_keys, request.prefix_salt, tokens, self.page_size, num_full)
         for i in range(request.num_published, num_full):
             self._index.publish(request.page_keys[i], request.pages[i])
             if self._memo is not None and request.page_keys[i] == self._memo.next_key:

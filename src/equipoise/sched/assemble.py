@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import TYPE_CHECKING
 
 from equipoise.errors import ConfigError
 from equipoise.kv.paged import PagedKV
-from equipoise.sched.gates import admission_cap, min_free_seats, prefill_cadence
+from equipoise.sched.extend import Extension, load_extension
+from equipoise.sched.gates import admission_cap, balance, min_free_seats, prefill_cadence
 from equipoise.sched.limits import long_prefill_cap, page_aligned, whole_prompts
 from equipoise.sched.orders import cheapest, fcfs, last_in, longest_first, outranks, priority, shortest_first
 from equipoise.sched.resources import LoraSlots, TokenBudget
@@ -14,12 +16,10 @@ from equipoise.sched.rules import Rules
 from equipoise.sched.scheduler import Scheduler
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from equipoise.clock import Clock
     from equipoise.config import CacheConfig, SchedulerConfig
     from equipoise.exec.protocol import ExecutorInfo
-    from equipoise.sched.rules import Gate, LimitRule, Observer, Order, Resource
+    from equipoise.sched.rules import Gate, LimitRule, Order, Resource
 
 
 def build_scheduler(
@@ -27,12 +27,11 @@ def build_scheduler(
     cache: CacheConfig,
     info: ExecutorInfo,
     clock: Clock,
-    *,
-    admission_gates: Sequence[Gate] = (),
-    resources: Sequence[Resource] = (),
-    observers: Sequence[Observer] = (),
+    extension: Extension | None = None,
 ) -> Scheduler:
-    """A scheduler for one rank. Raises ConfigError for settings that cannot work together."""
+    """A scheduler for one rank; `extension` adds rules that settings do not name.
+
+    Raises ConfigError for settings that cannot work together."""
     page_size = info.page_size
     # A request's last token is drawn but never computed: it needs no page.
     max_model_len = min(info.max_model_len, info.num_pages * page_size + 1)
@@ -44,22 +43,13 @@ def build_scheduler(
             "which must fit one step when chunked prefill is off"
         )
     # A prompt that runs whole has no boundary to align: charging it by pages could only keep it out for ever.
-    order = _order(config)
     aligned = config.page_aligned_prefill and config.chunked_prefill and config.max_step_tokens >= page_size
+    added = [load_extension(name, config, info) for name in config.rules]
     return Scheduler(
         kv=PagedKV(info.num_pages, page_size, prefix_cache=cache.prefix_cache),
         clock=clock,
         budget=TokenBudget(config.max_step_tokens, unit=page_size if aligned else 1),
-        rules=Rules(
-            order=order,
-            victim_order=cheapest if config.preempt == "cheapest" else last_in(order),
-            outranks=outranks if config.order == "priority" else None,
-            limits=_limits(config, page_size, aligned=aligned),
-            prefill_gates=_prefill_gates(config),
-            admission_gates=[*_admission_gates(config), *admission_gates],
-            resources=[*_resources(config), *resources],
-            observers=observers,
-        ),
+        rules=_rules(config, reduce(Extension.and_then, added, extension or Extension()), page_size, aligned=aligned),
         max_running=config.max_running,
         max_model_len=max_model_len,
         depth=config.depth,
@@ -71,17 +61,31 @@ def build_scheduler(
     )
 
 
-def _limits(config: SchedulerConfig, page_size: int, *, aligned: bool) -> list[LimitRule]:
-    """In the order in which they cut; alignment is last, so that its answer stands."""
+def _rules(config: SchedulerConfig, added: Extension, page_size: int, *, aligned: bool) -> Rules:
+    order = added.order or _order(config)
+    victim_order = cheapest if config.preempt == "cheapest" else last_in(order)
+    return Rules(
+        order=order,
+        victim_order=added.victim_order or victim_order,
+        outranks=added.outranks or (outranks if config.order == "priority" else None),
+        # Alignment is last, so that its answer stands.
+        limits=[*_limits(config, page_size if aligned else 1), *added.limits, *([page_aligned(page_size)] * aligned)],
+        prefill_gates=[*_prefill_gates(config), *added.prefill_gates],
+        admission_gates=[*_admission_gates(config), *added.admission_gates],
+        resources=[*_resources(config), *added.resources],
+        observers=added.observers,
+    )
+
+
+def _limits(config: SchedulerConfig, unit: int) -> list[LimitRule]:
+    """`unit`: chunks are aligned to so many tokens."""
     if not config.chunked_prefill:
-        return [whole_prompts()]  # nothing to cap or to align
-    limits: list[LimitRule] = []
-    if config.long_prefill_cap:
-        # A cap below a page would floor every chunk to nothing: it is rounded up to one page.
-        limits.append(long_prefill_cap(max(config.long_prefill_cap, page_size if aligned else 1)))
-    if aligned:
-        limits.append(page_aligned(page_size))
-    return limits
+        return [whole_prompts()]  # nothing to cap
+    if not config.long_prefill_cap:
+        return []
+    # A cap below a page would floor every chunk to nothing: it is rounded up to one page.
+    cap = max(config.long_prefill_cap, unit)
+    return [long_prefill_cap(cap, config.max_step_tokens if config.adaptive_prefill_cap else 0)]
 
 
 def _prefill_gates(config: SchedulerConfig) -> list[Gate]:
@@ -94,6 +98,8 @@ def _admission_gates(config: SchedulerConfig) -> list[Gate]:
         gates.append(admission_cap(config.admission_cap))
     if config.min_free_seats > 1:
         gates.append(min_free_seats(config.min_free_seats))
+    if config.balance_margin is not None:
+        gates.append(balance(config.max_running, config.balance_margin))
     return gates
 
 

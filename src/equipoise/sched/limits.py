@@ -18,14 +18,17 @@ def whole_prompts() -> LimitRule:
     return lambda _view: limit
 
 
-def long_prefill_cap(cap: int) -> LimitRule:
-    """At most `cap` tokens a chunk, so that one long prompt leaves room for others; void for a lone request."""
+def long_prefill_cap(cap: int, shared_tokens: int = 0) -> LimitRule:
+    """At most `cap` tokens a chunk, so that one long prompt leaves room for others; void for a lone request.
 
-    def limit(_request: Request, n: int) -> int:
-        return n if n < cap else cap
+    With `shared_tokens`, the budget of a step, the cap is at least its equal share per request that could
+    prefill: few long prompts do not leave the step half empty."""
 
     def bind(view: StepView) -> Limit | None:
-        return limit if view.num_running + view.num_waiting > 1 else None
+        if view.num_running + view.num_waiting <= 1:
+            return None
+        most = max(cap, shared_tokens // max(1, view.num_prefilling + view.num_waiting))
+        return lambda _request, n: n if n < most else most
 
     return bind
 

@@ -361,5 +361,6 @@ class Scheduler:
         if ledger.num_waiting_reqs >= self._max_waiting_reqs:
             raise QueueFullError(f"{ledger.num_waiting_reqs} requests wait, at most {self._max_waiting_reqs} may")
         most = self._max_waiting_tokens
-        if most is not None and ledger.num_waiting_tokens + request.num_known > most:
+        # A prompt longer than the limit may wait alone, or no retry could ever bring it in.
+        if most is not None and ledger.num_waiting_reqs and ledger.num_waiting_tokens + request.num_known > most:
             raise QueueFullError(f"{ledger.num_waiting_tokens} tokens wait, at most {most} may")

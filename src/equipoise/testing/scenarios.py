@@ -65,7 +65,7 @@ class CaseConfig(msgspec.Struct, forbid_unknown_fields=True):
     def unsupported(self) -> list[str]:
         """Features that the case asks for and our scheduler does not have."""
         off = CaseConfig()
-        names = ("adaptive", "spec", "remote", "dp")
+        names = ("spec", "remote", "dp")
         return [name for name in names if getattr(self, name) != getattr(off, name)]
 
 
@@ -222,6 +222,7 @@ def _scheduler_of(cfg: CaseConfig, clock: VirtualClock) -> Scheduler:
         max_step_tokens=cfg.budget,
         chunked_prefill=cfg.chunked,
         long_prefill_cap=cfg.long_thr,
+        adaptive_prefill_cap=cfg.adaptive,
         prefill_interval=cfg.interval,
         admission_cap=cfg.max_active,
         max_loras=cfg.max_loras or None,

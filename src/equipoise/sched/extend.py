@@ -1,0 +1,80 @@
+"""Rules from a user's own package, named on the command line: `--rule my_package.rules:my_gate`.
+
+A rule's factory takes the settings and returns an Extension. It is named by a dotted path, or by an entry
+point of the group "equipoise.rules":
+
+    def quiet_nights(config: SchedulerConfig, info: ExecutorInfo) -> Extension:
+        return Extension(admission_gates=[lambda view: OPEN if view.num_running < 8 else 0])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING
+
+from equipoise.errors import ConfigError
+
+if TYPE_CHECKING:
+    from equipoise.config import SchedulerConfig
+    from equipoise.exec.protocol import ExecutorInfo
+    from equipoise.sched.rules import Gate, LimitRule, Observer, Order, Outranks, Resource, VictimOrder
+
+ENTRY_POINTS = "equipoise.rules"
+
+
+@dataclass(frozen=True)
+class Extension:
+    """What a rule adds. `order`, `victim_order` and `outranks` replace the ones that settings chose."""
+
+    order: Order | None = None
+    victim_order: VictimOrder | None = None
+    outranks: Outranks | None = None
+    limits: Sequence[LimitRule] = ()
+    prefill_gates: Sequence[Gate] = ()
+    admission_gates: Sequence[Gate] = ()
+    resources: Sequence[Resource] = ()
+    observers: Sequence[Observer] = ()
+
+    def and_then(self, other: Extension) -> Extension:
+        """Both; where only one can be, `other` is it."""
+        return Extension(
+            order=other.order or self.order,
+            victim_order=other.victim_order or self.victim_order,
+            outranks=other.outranks or self.outranks,
+            limits=[*self.limits, *other.limits],
+            prefill_gates=[*self.prefill_gates, *other.prefill_gates],
+            admission_gates=[*self.admission_gates, *other.admission_gates],
+            resources=[*self.resources, *other.resources],
+            observers=[*self.observers, *other.observers],
+        )
+
+
+ExtensionFactory = Callable[["SchedulerConfig", "ExecutorInfo"], Extension]
+
+
+def load_extension(name: str, config: SchedulerConfig, info: ExecutorInfo) -> Extension:
+    """The extension called `name`: "module:function", or an entry point. Raises ConfigError in one line."""
+    extension = _find(name)(config, info)
+    if not isinstance(extension, Extension):
+        raise ConfigError(f"rule: {name} returned {type(extension).__name__}, it must return an Extension")
+    return extension
+
+
+def _find(name: str) -> ExtensionFactory:
+    try:
+        if ":" in name:
+            module, _, attribute = name.partition(":")
+            factory = getattr(import_module(module), attribute)
+        else:
+            factory = entry_points(group=ENTRY_POINTS)[name].load()
+    except KeyError:
+        known = ", ".join(sorted(entry_points(group=ENTRY_POINTS).names)) or "none installed"
+        raise ConfigError(f"rule: {name!r} is neither module:function nor one of the rules {known}") from None
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"rule: {name!r} cannot be loaded: {error}") from None
+    if not callable(factory):
+        raise ConfigError(f"rule: {name!r} is not a function")
+    return factory  # type: ignore[no-any-return]
