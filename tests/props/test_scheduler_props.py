@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from hypothesis import given
-
 from tests.props.workloads import run_workload, workloads
 
 

@@ -21,11 +21,13 @@ from equipoise.errors import QueueFullError
 from equipoise.exec.protocol import ExecutorInfo, StepOutput
 from equipoise.request import Request, SamplingParams
 from equipoise.sched.assemble import build_scheduler
+from equipoise.sched.extend import Extension
 
 VOCAB_SIZE = 61
 """Small, so that stop tokens are drawn now and then."""
 
 MAX_MODEL_LEN = 40
+AGEING_S = 0.5
 MAX_EXTRA_OUTSTANDING = 1
 """Plans beyond the depth that a script may ask for."""
 
@@ -37,6 +39,11 @@ def cells_of(tokens, salt="", start=0):
     """What KV cells hold for `tokens` at positions [start, ...): values that differ by token, position and salt."""
     positions = np.arange(start, start + len(tokens), dtype=np.int64)
     return (np.asarray(tokens, np.int64) + 1) * 1_000_003 + positions * 7919 + zlib.crc32(salt.encode())
+
+
+def salt_of(request):
+    """What keys a request's KV beside its tokens: requests that differ in it must never share a page."""
+    return f"{request.cache_salt}/{request.lora}"
 
 
 def draw(cells):
@@ -66,7 +73,7 @@ class MemoryExecutor:
     def submit(self, plan):
         """Run `plan`: all KV is written before any row reads. Returns its StepOutput."""
         for request in plan.seated:
-            self._salts[request.handle] = request.cache_salt
+            self._salts[request.handle] = salt_of(request)
         columns = self._columns
         table = columns.page_table.copy()
         decodes = list(zip(plan.decode_seats.tolist(), plan.decode_starts.tolist(), strict=True))
@@ -75,7 +82,7 @@ class MemoryExecutor:
             self._write(table[seat], start, cells_of([self._last_token[seat]], salt, start))
         for row in plan.prefills:
             tokens = columns.tokens[row.seat, row.start : row.start + row.n]
-            self._write(table[row.seat], row.start, cells_of(tokens, row.request.cache_salt, row.start))
+            self._write(table[row.seat], row.start, cells_of(tokens, salt_of(row.request), row.start))
         tokens = [
             draw(self._read(table[seat], at))
             for seat, at in zip(plan.sampled_seats.tolist(), plan.sampled_at.tolist(), strict=True)
@@ -117,6 +124,9 @@ class Settings:
     admission_cap: int | None = None
     min_free_seats: int = 1
     num_slots: int | None = None
+    max_loras: int | None = None
+    preempt: str = "last"
+    max_bypass: int = 0
     max_waiting_reqs: int = 4096
     max_waiting_tokens: int | None = None
 
@@ -143,14 +153,18 @@ class Settings:
             admission_cap=self.admission_cap,
             min_free_seats=self.min_free_seats,
             order=self.order,
+            ageing_s=AGEING_S,
             depth=self.depth,
             reserve_full_prompt=self.reserve_full,
             watermark=self.watermark,
+            preempt=self.preempt,
+            max_bypass=self.max_bypass,
+            max_loras=self.max_loras,
             max_waiting_reqs=self.max_waiting_reqs,
             max_waiting_tokens=self.max_waiting_tokens,
         )
         cache = CacheConfig(page_size=self.page_size, prefix_cache=self.prefix_cache)
-        return build_scheduler(config, cache, info, clock, resources=resources)
+        return build_scheduler(config, cache, info, clock, Extension(resources=resources))
 
 
 @dataclass(frozen=True)
@@ -161,6 +175,7 @@ class Spec:
     shared: int = 0
     own: int = 1
     salt: str = ""
+    lora: str | None = None
     max_tokens: int = 1
     stop_ids: tuple[int, ...] = ()
     priority: int = 0
@@ -190,7 +205,6 @@ class Op:
         return f"{self.name}({detail})"
 
 
-STEP = Op("step")
 SELDOM = st.integers(0, 9).map(lambda n: n == 9)
 
 
@@ -199,42 +213,48 @@ def settings_of(draw_from):
     """Any combination of features; pages and seats are scarce more often than not."""
     page_size = draw_from(st.sampled_from([1, 2, 4, 8]))
     chunked = draw_from(st.booleans())
-    max_running = draw_from(st.integers(1, 6))
+    max_running = draw_from(st.integers(1, 2) | st.integers(3, 7))
     setting = Settings(
         depth=draw_from(st.integers(0, 2)),
         chunked=chunked,
         long_prefill_cap=draw_from(st.sampled_from([0, 0, 1, 3, 8])),
         page_aligned=draw_from(st.booleans()),
         prefix_cache=draw_from(st.booleans()),
-        order=draw_from(st.sampled_from(["fcfs", "priority"])),
+        order=draw_from(st.sampled_from(["fcfs", "fcfs", "priority", "priority", "shortest-first", "longest-first"])),
+        preempt=draw_from(st.sampled_from(["last", "cheapest"])),
+        max_bypass=draw_from(st.sampled_from([0, 0, 1, 3])),
+        max_loras=draw_from(st.sampled_from([None, None, 1, 2])),
         reserve_full=draw_from(st.booleans()),
-        watermark=draw_from(st.sampled_from([0.0, 0.0, 0.1, 0.5])),
+        watermark=draw_from(st.sampled_from([0.0, 0.0, 0.0, 0.1, 0.5])),
         max_running=max_running,
-        num_pages=draw_from(st.integers(-(-8 // page_size), 64 // page_size)),
+        num_pages=draw_from(st.integers(-(-8 // page_size), 48 // page_size)),
         page_size=page_size,
-        prefill_interval=draw_from(st.sampled_from([1, 1, 2, 5])),
-        admission_cap=draw_from(st.sampled_from([None, None, 1, 3])),
-        min_free_seats=draw_from(st.integers(1, max_running)) if draw_from(st.booleans()) else 1,
-        num_slots=draw_from(st.sampled_from([None, 1, 2])),
-        max_waiting_reqs=draw_from(st.sampled_from([4096, 4096, 3])),
-        max_waiting_tokens=draw_from(st.sampled_from([None, None, 20])),
+        prefill_interval=draw_from(st.sampled_from([1, 1, 1, 2, 5])),
+        admission_cap=draw_from(st.sampled_from([None, None, None, None, 1, 3])),
+        min_free_seats=draw_from(st.integers(1, max_running)) if draw_from(SELDOM) else 1,
+        num_slots=draw_from(st.sampled_from([None, None, None, 1, 2])),
+        max_waiting_reqs=3 if draw_from(SELDOM) else 4096,
+        max_waiting_tokens=20 if draw_from(SELDOM) else None,
     )
     least = 1 if chunked else setting.max_model_len
-    return replace(setting, max_step_tokens=draw_from(st.integers(least, least + 24)))
+    return replace(setting, max_step_tokens=least + draw_from(st.integers(0, 8) | st.integers(8, 40)))
 
 
 @st.composite
 def specs(draw_from, max_model_len):
     """A request that a rank with `max_model_len` takes."""
-    shared = draw_from(st.integers(0, max_model_len - 2))
-    own = draw_from(st.integers(1 if shared == 0 else 0, min(12, max_model_len - 1 - shared)))
+    # Most prompts are short, so that several requests run at once and outgrow the pages together.
+    most = max_model_len - 1 if draw_from(SELDOM) else min(12, max_model_len - 1)
+    shared = draw_from(st.integers(0, most))
+    own = draw_from(st.integers(1 if shared == 0 else 0, most - shared))
     stop_ids = st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=20, unique=True).map(tuple)
     return Spec(
         family=draw_from(st.integers(0, 1)),
         shared=shared,
         own=own,
         salt=draw_from(st.sampled_from(["", "", "a"])),
-        max_tokens=draw_from(st.integers(1, 24)),
+        lora=draw_from(st.sampled_from([None, None, "x", "y"])),
+        max_tokens=draw_from(st.integers(1, 6) | st.integers(6, 30)),
         stop_ids=draw_from(stop_ids) if draw_from(st.booleans()) else (),
         priority=draw_from(st.integers(0, 2)),
         timeout_s=float(draw_from(st.integers(0, 20))) if draw_from(SELDOM) else None,
@@ -244,17 +264,21 @@ def specs(draw_from, max_model_len):
     )
 
 
-def ops(max_model_len):
+WEIGHTS = {"add": 24, "step": 30, "plan": 4, "collect": 3, "abort": 3, "wake": 2, "pause": 1, "resume": 3, "flush": 1}
+NAMES = st.sampled_from([name for name, weight in WEIGHTS.items() for _ in range(weight)])
+
+
+@st.composite
+def ops(draw_from, max_model_len):
     """One event of a script, steps and new requests most of all."""
-    which = st.integers(0, 100)
-    add = specs(max_model_len).map(lambda spec: Op("add", spec=spec))
-    rare = st.one_of(
-        which.map(lambda i: Op("abort", which=i)),
-        which.map(lambda i: Op("wake", which=i)),
-        st.sampled_from(["new", "all"]).map(lambda mode: Op("pause", mode=mode)),
-        st.sampled_from([Op("resume"), Op("flush"), Op("advance"), Op("plan"), Op("collect")]),
-    )
-    return st.one_of(add, add, add, st.just(STEP), st.just(STEP), st.just(STEP), rare)
+    name = draw_from(NAMES)
+    if name == "add":
+        return Op(name, spec=draw_from(specs(max_model_len)))
+    if name in ("abort", "wake"):
+        return Op(name, which=draw_from(st.integers(0, 100)))
+    if name == "pause":
+        return Op(name, mode=draw_from(st.sampled_from(["new", "all"])))
+    return Op(name)
 
 
 @st.composite
@@ -272,6 +296,8 @@ def workloads(draw_from, max_ops=60):
 class Slots:
     """A resource: at most `num_slots` admitted requests among those whose handle is in `needing`."""
 
+    name = "slots"
+
     def __init__(self, num_slots, needing):
         self.num_slots = num_slots
         self.needing = needing
@@ -279,6 +305,10 @@ class Slots:
 
     def begin_step(self):
         assert sum(self.held.values()) <= self.num_slots
+        return True
+
+    def share(self, request):
+        return "needing" if request.handle in self.needing else ""
 
     def fit(self, request, n):
         assert n > 0
@@ -369,6 +399,7 @@ class Driver:
             arrival_s=now,
             priority=spec.priority,
             cache_salt=spec.salt,
+            lora=spec.lora,
             deadline_s=None if spec.timeout_s is None else now + spec.timeout_s,
         )
         if spec.needs_slot:
@@ -492,7 +523,8 @@ class Driver:
             self.fates[handle].num_scheduled += 1
         for row in plan.prefills:
             self._check_chunk(row)
-        assert not (plan.preempted and plan.seated)
+        if settings.order != "priority":
+            assert not (plan.preempted and plan.seated)
         assert all(request in [row.request for row in plan.prefills] for request in plan.seated)
         self._check_order(plan)
 
@@ -512,7 +544,7 @@ class Driver:
 
     def _check_order(self, plan):
         """Nobody was admitted past an earlier request that waits and could have been: those came back or never ran."""
-        if not plan.seated:
+        if not plan.seated or self.settings.max_bypass:
             return
         last = max(self._order(request) for request in plan.seated)
         waiting = [self._order(request) for request in self.scheduler.requests() if request.place == "waiting"]
@@ -520,11 +552,16 @@ class Driver:
 
     def _order(self, request):
         key = (request.arrival_s, request.handle)
-        return (request.priority, *key) if self.settings.order == "priority" else key
+        return {
+            "fcfs": key,
+            "priority": (request.priority, *key),
+            "shortest-first": (request.num_prompt + request.arrival_s / AGEING_S, request.handle),
+            "longest-first": (-request.num_prompt, *key),
+        }[self.settings.order]
 
     def check(self):
         """What must hold between any two events."""
-        self.scheduler.kv.check()
+        self.scheduler.check()
         self._check_pages()
         self._check_places()
         self._check_ledger()
@@ -559,14 +596,16 @@ class Driver:
         for request in by_place.get("draining", ()):
             assert self._num_in_flight(request) > 0
             assert self._num_known(request) + self._num_in_flight(request) == request.stop_len
+        loras = {r.lora for r in self.scheduler.requests() if r.seat is not None and r.lora}
+        assert self.settings.max_loras is None or len(loras) <= self.settings.max_loras
         if self.slots:
             holding = {handle for handle, n in self.slots[0].held.items() if n}
             assert holding == {r.handle for r in self.scheduler.requests() if r.seat is not None} & self.needing
 
     def _check_ledger(self):
         waiting, load = self._waiting(), self.scheduler.load()
-        assert load.num_waiting == len(waiting)
         assert load.num_waiting_tokens == sum(request.charge for request in waiting)
+        assert load.num_waiting == len(waiting)
         assert all(0 < request.charge <= self._num_known(request) for request in waiting)
         assert all(request.charge == 0 for request in self.scheduler.requests() if request not in waiting)
 
@@ -608,7 +647,7 @@ class Driver:
 
     def _check_tokens(self, fate):
         request = fate.request
-        tokens, reason = oracle(fate.prompt, fate.spec.salt, request.stop_ids, request.stop_len)
+        tokens, reason = oracle(fate.prompt, salt_of(request), request.stop_ids, request.stop_len)
         if fate.ended == "abort":
             assert fate.delivered == tokens[: len(fate.delivered)]
             return
@@ -621,7 +660,7 @@ class Driver:
     # ------------------------------------------------------------ what the driver knows by itself
 
     def _waiting(self):
-        return [request for request in self.scheduler.requests() if request.place in ("waiting", "returning")]
+        return [request for request in self.scheduler.requests() if request.place in ("waiting", "blocked", "returning")]
 
     def _tokens(self, request):
         fate = self.fates[request.handle]
