@@ -14,7 +14,7 @@ from equipoise.errors import InvalidValueError
 from equipoise.server import logprobs as shown
 from equipoise.server.calls import CallArguments, CallStart, Content, Event
 from equipoise.server.http import decode, encode, read_body, reply_json
-from equipoise.server.params import chat_params
+from equipoise.server.params import chat_params, constraint_field, naming_constraint
 from equipoise.server.schemas import (
     ChatBody,
     ChatMessage,
@@ -65,14 +65,15 @@ async def chat_completions(service: Service, scope: Scope, receive: Receive, sen
     jobs = [Job(prompt_ids, params, request_name(scope, body.rid, body.request_id))]
     writer = _Writer(service, body, jobs[0])
     running = service.running(receive, jobs, priority=body.priority or 0, cache_salt=body.cache_salt or "")
-    async with running as generations:
-        timings = service.timings(len(generations), arrival_s)
-        if body.stream:
-            frames = [_Frames(writer, index) for index in range(len(generations))]
-            await stream(scope, send, generations, frames, timings, lambda: writer.closing(frames, generations))
-        else:
-            answers = await collect_all(generations, timings)
-            await reply_json(scope, send, writer.answer(answers, generations))
+    with naming_constraint(constraint_field(body) or ("tools" if body.tools else None)):
+        async with running as generations:
+            timings = service.timings(len(generations), arrival_s)
+            if body.stream:
+                frames = [_Frames(writer, index) for index in range(len(generations))]
+                await stream(scope, send, generations, frames, timings, lambda: writer.closing(frames, generations))
+            else:
+                answers = await collect_all(generations, timings)
+                await reply_json(scope, send, writer.answer(answers, generations))
 
 
 async def chat_prompt(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from equipoise.errors import InvalidValueError
 from equipoise.server import logprobs as shown
 from equipoise.server.http import decode, encode, read_body, reply_json
-from equipoise.server.params import completion_params
+from equipoise.server.params import completion_params, constraint_field, naming_constraint
 from equipoise.server.schemas import CompletionBody, completion_decoder, usage_of
 from equipoise.server.service import MAX_GENERATIONS, Job
 from equipoise.server.stream import DONE, collect_all, stream
@@ -35,14 +35,15 @@ async def completions(service: Service, scope: Scope, receive: Receive, send: Se
     jobs = await _jobs(service, body, params, request_name(scope, body.rid, body.request_id))
     writer = _Writer(service, body, params, jobs)
     running = service.running(receive, jobs, priority=body.priority or 0, cache_salt=body.cache_salt or "")
-    async with running as generations:
-        timings = service.timings(len(generations), arrival_s)
-        if body.stream:
-            frames = [_Frames(writer, index) for index in range(len(generations))]
-            await stream(scope, send, generations, frames, timings, lambda: writer.closing(frames, generations))
-        else:
-            answers = await collect_all(generations, timings)
-            await reply_json(scope, send, writer.answer(answers, generations))
+    with naming_constraint(constraint_field(body)):
+        async with running as generations:
+            timings = service.timings(len(generations), arrival_s)
+            if body.stream:
+                frames = [_Frames(writer, index) for index in range(len(generations))]
+                await stream(scope, send, generations, frames, timings, lambda: writer.closing(frames, generations))
+            else:
+                answers = await collect_all(generations, timings)
+                await reply_json(scope, send, writer.answer(answers, generations))
 
 
 async def _jobs(service: Service, body: CompletionBody, params: SamplingParams, name: str) -> list[Job]:

@@ -9,7 +9,7 @@ from equipoise.errors import InvalidValueError
 from equipoise.server import logprobs as shown
 from equipoise.server.generation import Delta
 from equipoise.server.http import decode, encode, read_body, reply_json
-from equipoise.server.params import generate_params
+from equipoise.server.params import generate_params, naming_constraint
 from equipoise.server.schemas import GenerateBody, GenerateParams, generate_decoder
 from equipoise.server.service import MAX_GENERATIONS, Job, new_id
 from equipoise.server.stream import DONE, collect_all, stream
@@ -35,17 +35,27 @@ async def generate(service: Service, scope: Scope, receive: Receive, send: Send)
     jobs = _jobs(service, body, prompts, _names(scope, body, len(prompts)))
     owners = [job for job in jobs for _ in range(job.params.n)]
     salt = body.cache_salt or body.extra_key or ""
-    async with service.running(receive, jobs, priority=body.priority or 0, cache_salt=salt) as generations:
-        timings = service.timings(len(generations), arrival_s)
-        writer = _Writer(service, body, arrival_s)
-        if body.stream:
-            is_indexed = len(generations) > 1
-            frames = [_Frames(writer, owner, index if is_indexed else None) for index, owner in enumerate(owners)]
-            await stream(scope, send, generations, frames, timings, lambda: DONE)
-            return
-        answers = await collect_all(generations, timings)
-        whole = [writer.answer(owner, answer) for owner, answer in zip(owners, answers, strict=True)]
-        await reply_json(scope, send, whole if is_batch or len(whole) > 1 else whole[0])
+    with naming_constraint(_constraint_field(body)):
+        async with service.running(receive, jobs, priority=body.priority or 0, cache_salt=salt) as generations:
+            timings = service.timings(len(generations), arrival_s)
+            writer = _Writer(service, body, arrival_s)
+            if body.stream:
+                is_indexed = len(generations) > 1
+                frames = [_Frames(writer, owner, index if is_indexed else None) for index, owner in enumerate(owners)]
+                await stream(scope, send, generations, frames, timings, lambda: DONE)
+                return
+            answers = await collect_all(generations, timings)
+            whole = [writer.answer(owner, answer) for owner, answer in zip(owners, answers, strict=True)]
+            await reply_json(scope, send, whole if is_batch or len(whole) > 1 else whole[0])
+
+
+def _constraint_field(body: GenerateBody) -> str | None:
+    given = body.sampling_params if isinstance(body.sampling_params, list) else [body.sampling_params]
+    for params in given:
+        for name in ("json_schema", "regex", "ebnf"):
+            if params is not None and getattr(params, name) is not None:
+                return f"sampling_params.{name}"
+    return None
 
 
 async def _prompts(service: Service, body: GenerateBody) -> tuple[list[Tokens], bool]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -11,13 +12,21 @@ from equipoise.request import Grammar, SamplingParams
 from equipoise.server import schemas
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from equipoise.server.schemas import ChatBody, CompletionBody, GenerateBody, GenerateParams, SamplingFields
 
 COMPLETION_MAX_TOKENS = 16
 """OpenAI's default of /v1/completions; a chat may go on until the model's length."""
-MAX_CHOICES = 128
+
+_SGLANG_NAMES = {
+    "max_tokens": "sampling_params.max_new_tokens",
+    "min_tokens": "sampling_params.min_new_tokens",
+    "seed": "sampling_params.sampling_seed",
+    "logprobs": "top_logprobs_num",
+    "prompt_logprobs": "top_logprobs_num",
+}
+_RANK_NAMES = ("grammar", "response_format")
 
 
 def completion_params(body: CompletionBody, vocab_size: int) -> SamplingParams:
@@ -48,13 +57,22 @@ def chat_params(body: ChatBody, vocab_size: int, grammar: Grammar | None) -> Sam
         raise InvalidValueError(
             "tool_choice: a required tool call excludes response_format and its like", "tool_choice"
         )
-    try:
+    names = {"logprobs": "top_logprobs"}
+    if body.max_completion_tokens is not None:
+        names["max_tokens"] = "max_completion_tokens"
+    with _renaming(names):
         return _shared(body, vocab_size, max_tokens, logprobs, body.prompt_logprobs, grammar or asked)
+
+
+@contextlib.contextmanager
+def _renaming(names: dict[str, str], others: str = "") -> Iterator[None]:
+    """Errors of a field in `names` bear that name instead; those of other fields get `others` before theirs."""
+    try:
+        yield
     except InvalidValueError as error:
-        error.field = {"logprobs": "top_logprobs"}.get(error.field or "", error.field)
-        if error.field == "max_tokens" and body.max_completion_tokens is not None:
-            error.field = "max_completion_tokens"
-        raise
+        ours = error.field or ""
+        theirs = names.get(ours, others + ours)
+        raise InvalidValueError(f"{theirs}: {error.message.removeprefix(f'{ours}: ')}", theirs, error.code) from None
 
 
 def _shared(
@@ -137,12 +155,35 @@ def generate_params(body: GenerateBody, given: GenerateParams, vocab_size: int) 
         n=_or(given.n, 1),
         grammar=_one_grammar(_named(constraints.items())),
     )
-    params.check(vocab_size)
+    with _renaming(_SGLANG_NAMES, "sampling_params."):
+        params.check(vocab_size)
     return params
+
+
+@contextlib.contextmanager
+def naming_constraint(field: str | None) -> Iterator[None]:
+    """The rank calls every constraint by one name: give its complaints the name of the field that was sent."""
+    try:
+        yield
+    except InvalidValueError as error:
+        if field is None or error.field not in _RANK_NAMES:
+            raise
+        message = f"{field}: {error.message.removeprefix(f'{error.field}: ')}"
+        raise InvalidValueError(message, field, "invalid_schema") from None
+
+
+def constraint_field(body: SamplingFields) -> str | None:
+    """The field that `grammar_of` reads, None when there is none."""
+    found = _constraints(body)
+    return found[0][0] if found else None
 
 
 def grammar_of(body: SamplingFields) -> Grammar | None:
     """The constraint that a body asks for, in whichever spelling. Raises InvalidValueError when it asks for two."""
+    return _one_grammar(_constraints(body))
+
+
+def _constraints(body: SamplingFields) -> list[tuple[str, Grammar]]:
     found = _named(
         (name, getattr(body, name))
         for name in ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "json_schema", "regex", "ebnf")
@@ -157,7 +198,7 @@ def grammar_of(body: SamplingFields) -> Grammar | None:
         )
         if inside.json_object:
             found.append(("structured_outputs.json_object", Grammar("json_object")))
-    return _one_grammar(found)
+    return found
 
 
 def _response_format(asked: schemas.ResponseFormat) -> Grammar | None:

@@ -51,7 +51,6 @@ def run_server(
 
     Raises ConfigError when settings or checkpoint are at fault, UnavailableError when the rank cannot start."""
     setup_logging(server.log_level, "server")
-    detect_tool_format(server.tool_parser, None)  # a wrong name must not cost a model's loading
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(_run(config, server, model_name, listener, on_ready))
 

@@ -250,8 +250,7 @@ class JsonArrayParser:
         return events
 
     def finish(self) -> list[Event]:
-        self._array.finish()
-        return [Content(self._array.rejected)] if self._array.rejected else []
+        return []  # an answer cut short in a call's head is no text either
 
 
 class LlamaParser:

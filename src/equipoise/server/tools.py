@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from equipoise.errors import ConfigError, InvalidValueError
+from equipoise.errors import InvalidValueError
 from equipoise.request import Grammar
 from equipoise.server.schemas import NamedTool
 from equipoise.server.tool_parsers import (
@@ -33,13 +33,10 @@ MARKERS: dict[ToolFormat, str] = {"hermes": "<tool_call>", "mistral": "[TOOL_CAL
 
 def detect_tool_format(asked: str, template: str | None) -> ToolFormat:
     """The format named by `asked`, or with "auto" the one that the chat template speaks of.
-
-    Raises ConfigError when `asked` is not a format."""
-    if asked != "auto":
-        for known in TOOL_FORMATS:
-            if asked == known:
-                return known
-        raise ConfigError(f"tool-parser: {asked!r} is not known, it must be auto, {', '.join(TOOL_FORMATS)}")
+    Its answers are "none" for a template that speaks of no tools."""
+    for known in TOOL_FORMATS:
+        if asked == known:
+            return known
     source = template or ""
     if "<tool_call>" in source:
         return "hermes"
