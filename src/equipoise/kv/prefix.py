@@ -1,8 +1,7 @@
 """Which page holds which prefix.
 
 A full page's key is a chained SHA-256 of the key before it and of its own tokens; the chain starts
-from the request's salt and adapter, so tenants with different salts never share, no adapter reads what
-another computed, and no collision can be crafted.
+from the request's salt, so tenants with different salts never share, and no collision can be crafted.
 """
 
 from __future__ import annotations
@@ -16,14 +15,12 @@ if TYPE_CHECKING:
 BYTES_PER_TOKEN = 4
 
 
-def extend_keys(
-    keys: list[bytes], salt: str, lora: str | None, tokens: Tokens, page_size: int, num_pages: int
-) -> None:
+def extend_keys(keys: list[bytes], salt: str, tokens: Tokens, page_size: int, num_pages: int) -> None:
     """Append to `keys` until it has `num_pages` entries. `tokens`: (>= num_pages * page_size,) int32."""
     if len(keys) >= num_pages:
         return
     first = len(keys)
-    parent = keys[-1] if keys else sha256(repr((salt, lora)).encode()).digest()
+    parent = keys[-1] if keys else sha256(salt.encode()).digest()
     data = tokens[first * page_size : num_pages * page_size].tobytes()
     width = page_size * BYTES_PER_TOKEN
     for start in range(0, len(data), width):
