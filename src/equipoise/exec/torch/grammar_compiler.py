@@ -16,15 +16,16 @@ import re
 import threading
 from collections import OrderedDict
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from equipoise.errors import EquipoiseError, InvalidValueError
+from equipoise.errors import CheckpointError, EquipoiseError, InvalidValueError
 from equipoise.exec.torch.vocabulary import read_vocabulary
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
     from pathlib import Path
 
     import xgrammar
@@ -43,6 +44,9 @@ MAX_STUCK = 4
 _NUM_THREADS = 2
 _CACHE_BYTES = 256 * 1024 * 1024
 _MAX_REASON = 300
+_NOT_IN_JSON = re.compile(rb"[\x00-\x09\x0b\x0c\x0e-\x1f]")
+"""Bytes that no JSON string may hold unescaped. xgrammar 0.2.8 lets them into strings with minLength or maxLength,
+so tokens with one of them match nothing in JSON; the tab, legal between values, goes with the others."""
 
 
 class GrammarCompiler:
@@ -166,60 +170,87 @@ class _Cache:
             self._num_bytes -= freed
 
 
+@dataclass(frozen=True)
+class _Compilers:
+    """The library's compilers, by what their tokens may spell.
+
+    text: all but special tokens, which spell no text that a client sees
+    json: of these, the ones without bytes that JSON forbids
+    tags: all; only a structural tag may name special tokens"""
+
+    text: xgrammar.GrammarCompiler
+    json: xgrammar.GrammarCompiler
+    tags: xgrammar.GrammarCompiler
+
+
 class _Toolbox:
-    """The grammar library bound to a tokenizer; `open` before use, as importing it takes seconds."""
+    """The grammar library bound to a tokenizer; opened by the first compilation, as importing it takes seconds."""
 
     def __init__(self, tokenizer_dir: Path, vocab_size: int, stop_ids: tuple[int, ...]) -> None:
         self._tokenizer_dir = tokenizer_dir
         self._vocab_size = vocab_size
         self._stop_ids = [token for token in stop_ids if token < vocab_size]
         self._lock = threading.Lock()
-        self._compiler: xgrammar.GrammarCompiler | None = None
-        self._tag_compiler: xgrammar.GrammarCompiler | None = None
+        self._compilers: _Compilers | None = None
 
-    def open(self) -> None:
-        """Import the library and read the tokenizer, once. Raises CheckpointError (see read_vocabulary)."""
+    def open(self) -> _Compilers:
+        """Import the library and read the tokenizer, once. Raises InvalidValueError when either cannot be had."""
         with self._lock:
-            if self._compiler is not None:
-                return
-            import xgrammar
-
-            vocabulary = read_vocabulary(self._tokenizer_dir, self._vocab_size)
-            kind = xgrammar.VocabType[vocabulary.spelling.upper()]
-
-            def compiler_of(tokens: list[str]) -> xgrammar.GrammarCompiler:
-                tokenizer = xgrammar.TokenizerInfo(
-                    tokens, kind, vocab_size=self._vocab_size, stop_token_ids=self._stop_ids
-                )
-                return xgrammar.GrammarCompiler(tokenizer, max_threads=1, cache_enabled=False)
-
-            # Special tokens spell no text that a client sees, so they match none; only tags may name them.
-            self._tag_compiler = compiler_of(list(vocabulary.tokens))
-            self._compiler = compiler_of(vocabulary.without_specials())
+            if self._compilers is None:
+                try:
+                    self._compilers = self._build()
+                except (CheckpointError, ImportError) as error:
+                    raise InvalidValueError(
+                        f"{FIELD}: no structured output here: {_one_line(str(error))}", FIELD
+                    ) from error
+            return self._compilers
 
     def compile_into(self, outcomes: list[xgrammar.CompiledGrammar | Exception], grammar: Grammar) -> None:
         """Append the compiled grammar, or why there is none."""
         try:
-            outcomes.append(self._compile(grammar))
+            outcomes.append(_compile(self.open(), grammar))
         except EquipoiseError as error:
             outcomes.append(error)
         except Exception as error:  # the library raises RuntimeError and others for what it cannot compile
             outcomes.append(InvalidValueError(f"{FIELD}: the {grammar.kind} {_one_line(str(error))}", FIELD))
 
-    def _compile(self, grammar: Grammar) -> xgrammar.CompiledGrammar:
-        check_grammar(grammar)
-        compiler = self._tag_compiler if grammar.kind == "structural_tag" else self._compiler
-        assert compiler is not None, "open() comes first"
-        by_kind: dict[str, Callable[[], xgrammar.CompiledGrammar]] = {
-            "json_schema": lambda: compiler.compile_json_schema(grammar.text, max_whitespace_cnt=MAX_WHITESPACE),
-            "json_object": lambda: compiler.compile_json_schema(
+    def _build(self) -> _Compilers:
+        import xgrammar
+
+        vocabulary = read_vocabulary(self._tokenizer_dir, self._vocab_size)
+        kind = xgrammar.VocabType[vocabulary.spelling.upper()]
+
+        def info_of(tokens: list[str]) -> xgrammar.TokenizerInfo:
+            return xgrammar.TokenizerInfo(tokens, kind, vocab_size=self._vocab_size, stop_token_ids=self._stop_ids)
+
+        plain = vocabulary.without_specials()
+        info = info_of(plain)
+        spelled = zip(plain, info.decoded_vocab, strict=True)
+        in_json = info_of(["" if _NOT_IN_JSON.search(raw) else text for text, raw in spelled])
+        everything = info_of(list(vocabulary.tokens))
+        return _Compilers(
+            *(
+                xgrammar.GrammarCompiler(each, max_threads=1, cache_enabled=False)
+                for each in (info, in_json, everything)
+            )
+        )
+
+
+def _compile(compilers: _Compilers, grammar: Grammar) -> xgrammar.CompiledGrammar:
+    check_grammar(grammar)
+    match grammar.kind:
+        case "json_schema":
+            return compilers.json.compile_json_schema(grammar.text, max_whitespace_cnt=MAX_WHITESPACE)
+        case "json_object":
+            return compilers.json.compile_json_schema(
                 '{"type":"object"}', strict_mode=False, max_whitespace_cnt=MAX_WHITESPACE
-            ),
-            "regex": lambda: compiler.compile_regex(grammar.text),
-            "ebnf": lambda: compiler.compile_grammar(grammar.text),
-            "structural_tag": lambda: compiler.compile_structural_tag(grammar.text),
-        }
-        return by_kind[grammar.kind]()
+            )
+        case "regex":
+            return compilers.text.compile_regex(grammar.text)
+        case "ebnf":
+            return compilers.text.compile_grammar(grammar.text)
+        case "structural_tag":
+            return compilers.tags.compile_structural_tag(grammar.text)
 
 
 def check_grammar(grammar: Grammar) -> None:
@@ -235,7 +266,9 @@ def check_grammar(grammar: Grammar) -> None:
 def _check_json(grammar: Grammar) -> None:
     try:
         root = msgspec.json.decode(grammar.text)
-    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError) as error:
+    except RecursionError:
+        raise _too_deep(grammar) from None
+    except (msgspec.DecodeError, UnicodeEncodeError) as error:
         raise InvalidValueError(
             f"{FIELD}: the {grammar.kind} is not valid JSON: {_one_line(str(error))}", FIELD
         ) from error
@@ -246,7 +279,11 @@ def _check_json(grammar: Grammar) -> None:
         level = [child for node in level for child in _children(node)]
         if not level:
             return
-    raise InvalidValueError(f"{FIELD}: the {grammar.kind} is nested more than {MAX_JSON_NESTING} levels deep", FIELD)
+    raise _too_deep(grammar)
+
+
+def _too_deep(grammar: Grammar) -> InvalidValueError:
+    return InvalidValueError(f"{FIELD}: the {grammar.kind} is nested more than {MAX_JSON_NESTING} levels deep", FIELD)
 
 
 def _children(node: object) -> list[object]:
