@@ -194,8 +194,10 @@ class Request:
 
     @property
     def prefix_salt(self) -> str:
-        """Requests share pages only if this is equal: an adapter changes what KV the same tokens have."""
-        return self.cache_salt if self.lora is None else f"{self.cache_salt}\0{self.lora}"
+        """Requests share pages only if this is equal: an adapter changes what KV the same tokens have.
+
+        The adapter comes first: its name is ours and holds no NUL, so no salt can pass for another adapter's."""
+        return f"{self.lora or ''}\0{self.cache_salt}"
 
     @property
     def num_known(self) -> int:

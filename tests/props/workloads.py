@@ -660,7 +660,9 @@ class Driver:
     # ------------------------------------------------------------ what the driver knows by itself
 
     def _waiting(self):
-        return [request for request in self.scheduler.requests() if request.place in ("waiting", "blocked", "returning")]
+        return [
+            request for request in self.scheduler.requests() if request.place in ("waiting", "blocked", "returning")
+        ]
 
     def _tokens(self, request):
         fate = self.fates[request.handle]
