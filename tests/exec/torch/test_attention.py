@@ -154,7 +154,9 @@ def test_attend_matches_the_formula(ops: str, spec: str, rows: str) -> None:
     ],
 )
 def test_shapes(ops: str, num_heads: int, shape: KVShape, page_size: int) -> None:
-    step = make_step([20, 0], [(10, 12)], shape, page_size) if page_size > 1 else make_step([20, 0], [(3, 12)], shape, 1)
+    step = (
+        make_step([20, 0], [(10, 12)], shape, page_size) if page_size > 1 else make_step([20, 0], [(3, 12)], shape, 1)
+    )
     queries, keys, values = qkv(step, num_heads, shape)
     spec = AttentionSpec(0.2)
     out = attend(OPS[ops], spec, step.pages, queries, keys, values, step.batch)

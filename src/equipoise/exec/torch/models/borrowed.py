@@ -58,6 +58,7 @@ class BorrowedModel:
         name = next(_names)
         AttentionInterface.register(name, self._attention)
         transformers.utils.logging.disable_progress_bar()
+        transformers.utils.logging.set_verbosity_error()
         config = _read_config(folder)
         self.vocab_size = config.vocab_size
         self.max_position = _max_position(config)
@@ -149,13 +150,15 @@ def _load(folder: Path, config: _Config, attention: str, dtype: torch.dtype) -> 
             dtype=dtype,
             local_files_only=True,
             use_safetensors=True,
+            ignore_mismatched_sizes=True,  # they come back in the report, which names them
             output_loading_info=True,
         )
     except Exception as error:
         raise CheckpointError(f"{folder}: transformers cannot load the model: {_one_line(error)}") from error
-    missing = sorted(report["missing_keys"])
-    if missing:
-        raise CheckpointError(f"{folder}: the checkpoint lacks {len(missing)} tensors, as {missing[0]}")
+    for name, found, asked in sorted(report["mismatched_keys"]):
+        raise CheckpointError(f"{folder}: {name} has shape {tuple(found)}, config.json asks for {tuple(asked)}")
+    for name in sorted(report["missing_keys"]):
+        raise CheckpointError(f"{folder}: the checkpoint has no tensor {name}")
     return cast("nn.Module", module.eval())
 
 
