@@ -28,6 +28,7 @@ VOCAB_SIZE = 61
 
 MAX_MODEL_LEN = 40
 AGEING_S = 0.5
+WAITING = ("waiting", "blocked", "returning")
 MAX_EXTRA_OUTSTANDING = 1
 """Plans beyond the depth that a script may ask for."""
 
@@ -123,6 +124,8 @@ class Settings:
     prefill_interval: int = 1
     admission_cap: int | None = None
     min_free_seats: int = 1
+    balance_margin: int | None = None
+    adaptive_prefill_cap: bool = False
     num_slots: int | None = None
     max_loras: int | None = None
     preempt: str = "last"
@@ -152,6 +155,8 @@ class Settings:
             prefill_interval=self.prefill_interval,
             admission_cap=self.admission_cap,
             min_free_seats=self.min_free_seats,
+            balance_margin=self.balance_margin,
+            adaptive_prefill_cap=self.adaptive_prefill_cap,
             order=self.order,
             ageing_s=AGEING_S,
             depth=self.depth,
@@ -232,6 +237,8 @@ def settings_of(draw_from):
         prefill_interval=draw_from(st.sampled_from([1, 1, 1, 2, 5])),
         admission_cap=draw_from(st.sampled_from([None, None, None, None, 1, 3])),
         min_free_seats=draw_from(st.integers(1, max_running)) if draw_from(SELDOM) else 1,
+        balance_margin=draw_from(st.integers(0, max_running - 1)) if draw_from(SELDOM) else None,
+        adaptive_prefill_cap=draw_from(st.booleans()),
         num_slots=draw_from(st.sampled_from([None, None, None, 1, 2])),
         max_waiting_reqs=3 if draw_from(SELDOM) else 4096,
         max_waiting_tokens=20 if draw_from(SELDOM) else None,
@@ -660,9 +667,7 @@ class Driver:
     # ------------------------------------------------------------ what the driver knows by itself
 
     def _waiting(self):
-        return [
-            request for request in self.scheduler.requests() if request.place in ("waiting", "blocked", "returning")
-        ]
+        return [request for request in self.scheduler.requests() if request.place in WAITING]
 
     def _tokens(self, request):
         fate = self.fates[request.handle]

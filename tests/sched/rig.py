@@ -11,7 +11,6 @@ from equipoise.config import CacheConfig, SchedulerConfig
 from equipoise.exec.protocol import ExecutorInfo, StepOutput
 from equipoise.request import Request, SamplingParams
 from equipoise.sched.assemble import build_scheduler
-from equipoise.sched.extend import Extension
 
 PAGE_SIZE = 4
 FIRST_TOKEN = 500
@@ -19,8 +18,8 @@ VOCAB_SIZE = 10_000
 
 
 def make_request(handle=0, prompt=4, max_tokens=4, *, name=None, max_model_len=128, priority=0, arrival_s=None, **more):
-    """`prompt`: its tokens, or how many of its own it has. `more`: cache_salt, deadline_s, or fields of SamplingParams."""
-    own = {key: more.pop(key) for key in ("cache_salt", "deadline_s", "eos_ids") if key in more}
+    """`prompt`: its tokens, or how many of its own it has. `more`: of Request or of SamplingParams."""
+    own = {key: more.pop(key) for key in ("cache_salt", "deadline_s", "eos_ids", "lora") if key in more}
     tokens = np.arange(prompt) + 1000 * (handle + 1) if isinstance(prompt, int) else np.array(prompt)
     return Request(
         handle,
@@ -41,17 +40,16 @@ def make_info(**changes):
 
 
 class Rig:
-    """`settings`: fields of SchedulerConfig, and page_size, num_pages, max_model_len, prefix_cache."""
+    """`extension`: rules of the test's own. `settings`: fields of SchedulerConfig, and page_size, num_pages,
+    max_model_len, prefix_cache."""
 
-    def __init__(self, *, scheduler=None, gates=(), resources=(), prefix_cache=False, **settings):
+    def __init__(self, extension=None, *, prefix_cache=False, **settings):
         self.clock = VirtualClock()
         names = ("page_size", "num_pages", "max_model_len")
         info = make_info(**{name: settings.pop(name) for name in names if name in settings})
         config = SchedulerConfig(**{"depth": 0, "max_running": 8, "max_step_tokens": 64, **settings})
         cache = CacheConfig(page_size=info.page_size, prefix_cache=prefix_cache)
-        self.scheduler = scheduler or build_scheduler(
-            config, cache, info, self.clock, Extension(admission_gates=gates, resources=resources)
-        )
+        self.scheduler = build_scheduler(config, cache, info, self.clock, extension)
         self.outstanding = deque()
         self.requests = {}
         self.tokens = {}

@@ -4,27 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.sched.rig import PAGE_SIZE, Rig, make_request
+from tests.sched.rig import Rig, make_request
 
-from equipoise.clock import VirtualClock
 from equipoise.errors import InvalidValueError, InvariantError, QueueFullError
-from equipoise.kv.paged import PagedKV
-from equipoise.sched.orders import fcfs, last_in
-from equipoise.sched.resources import TokenBudget
-from equipoise.sched.rules import OPEN, Rules
-from equipoise.sched.scheduler import Scheduler
-
-
-def hand_built(order=fcfs, *, max_step_tokens=64, num_pages=64, **rules):
-    return Scheduler(
-        kv=PagedKV(num_pages, PAGE_SIZE, prefix_cache=False),
-        clock=VirtualClock(),
-        budget=TokenBudget(max_step_tokens),
-        rules=Rules(order=order, victim_order=last_in(order), **rules),
-        max_running=8,
-        max_model_len=128,
-    )
-
+from equipoise.sched.extend import Extension
+from equipoise.sched.rules import OPEN
 
 # ---------------------------------------------------------------- the order of a step
 
@@ -149,7 +133,7 @@ def test_the_long_prefill_cap_leaves_room_for_others_and_is_void_when_alone():
 
 def test_an_admission_gate_counts_the_requests_that_may_enter():
     answers = iter([1, 0, OPEN])
-    rig = Rig(gates=[lambda view: next(answers)])
+    rig = Rig(Extension(admission_gates=[lambda view: next(answers)]))
     for name in "abc":
         rig.add(name, 4, max_tokens=9)
     assert rig.step() == [("a", 4)]
@@ -158,7 +142,7 @@ def test_an_admission_gate_counts_the_requests_that_may_enter():
 
 
 def test_several_admission_gates_combine_by_the_smallest():
-    rig = Rig(gates=[lambda view: 2, lambda view: 1, lambda view: OPEN])
+    rig = Rig(Extension(admission_gates=[lambda view: 2, lambda view: 1, lambda view: OPEN]))
     rig.add("a")
     rig.add("b")
     assert rig.step() == [("a", 4)]
@@ -166,8 +150,7 @@ def test_several_admission_gates_combine_by_the_smallest():
 
 def test_a_closed_prefill_gate_stops_running_prefills_and_admissions_alike():
     is_open = [True]
-    scheduler = hand_built(prefill_gates=[lambda view: OPEN if is_open[0] else 0], max_step_tokens=6)
-    rig = Rig(scheduler=scheduler)
+    rig = Rig(Extension(prefill_gates=[lambda view: OPEN if is_open[0] else 0]), max_step_tokens=6)
     rig.add("a", 4, max_tokens=9)
     rig.add("b", 9)
     assert rig.step() == [("a", 4), ("b", 2)]
@@ -179,7 +162,7 @@ def test_a_closed_prefill_gate_stops_running_prefills_and_admissions_alike():
 
 def test_the_view_tells_a_gate_what_runs_and_waits():
     views = []
-    rig = Rig(gates=[lambda view: views.append(view) or OPEN], max_step_tokens=6)
+    rig = Rig(Extension(admission_gates=[lambda view: views.append(view) or OPEN]), max_step_tokens=6)
     rig.add("a", 4)
     rig.add("b", 4)
     rig.add("c", 4)
@@ -193,8 +176,7 @@ def test_the_view_tells_a_gate_what_runs_and_waits():
 
 
 def test_a_rule_may_bind_no_limit_for_a_step():
-    scheduler = hand_built(limits=[lambda view: None, lambda view: lambda request, n: min(n, 3)])
-    rig = Rig(scheduler=scheduler)
+    rig = Rig(Extension(limits=[lambda view: None, lambda view: lambda request, n: min(n, 3)]))
     rig.add("a", 7, max_tokens=1)
     assert rig.drain() == [[("a", 3)], [("a", 3)], [("a", 1)]]
 
@@ -206,16 +188,14 @@ def test_limits_cut_one_after_the_other():
         asked.append(n)
         return n // 2
 
-    scheduler = hand_built(limits=[lambda view: lambda request, n: min(n, 6), lambda view: halve])
-    rig = Rig(scheduler=scheduler)
+    rig = Rig(Extension(limits=[lambda view: lambda request, n: min(n, 6), lambda view: halve]))
     rig.add("a", 20)
     assert rig.step() == [("a", 3)]
     assert asked == [6]
 
 
 def test_a_limit_of_nothing_leaves_the_head_waiting_without_a_seat():
-    scheduler = hand_built(limits=[lambda view: lambda request, n: 0])
-    rig = Rig(scheduler=scheduler)
+    rig = Rig(Extension(limits=[lambda view: lambda request, n: 0]))
     rig.add("a")
     assert rig.step() == []
     assert rig.places() == {"a": "waiting"}
@@ -255,7 +235,7 @@ class Adapters:
 
 def test_a_resource_is_taken_at_admission_and_given_back_once_at_the_end():
     adapters = Adapters(1)
-    rig = Rig(resources=[adapters])
+    rig = Rig(Extension(resources=[adapters]))
     rig.add("a", 6, max_tokens=2)
     rig.add("b", 4, max_tokens=1)
     rig.drain()
@@ -263,7 +243,7 @@ def test_a_resource_is_taken_at_admission_and_given_back_once_at_the_end():
 
 
 def test_a_request_without_room_in_a_resource_is_blocked_and_counted_as_waiting():
-    rig = Rig(resources=[Adapters(1)])
+    rig = Rig(Extension(resources=[Adapters(1)]))
     rig.add("a", 4, max_tokens=2)
     rig.add("b", 4, max_tokens=1)
     rig.step()
@@ -277,7 +257,7 @@ def test_a_request_without_room_in_a_resource_is_blocked_and_counted_as_waiting(
 
 def test_a_resource_is_given_back_at_preemption_and_abort():
     adapters = Adapters(2)
-    rig = Rig(resources=[adapters], num_pages=3)
+    rig = Rig(Extension(resources=[adapters]), num_pages=3)
     rig.add("a", 4, max_tokens=8)
     rig.add("b", 4, max_tokens=8)
     rig.step()
@@ -300,7 +280,7 @@ def test_priority_goes_first_and_ties_fall_to_the_first_come():
 
 
 def test_any_function_of_a_request_is_an_order():
-    rig = Rig(scheduler=hand_built(order=lambda request: (request.num_prompt,), max_step_tokens=8))
+    rig = Rig(Extension(order=lambda request: (request.num_prompt,)), max_step_tokens=8)
     rig.add("long", 8, max_tokens=1)
     rig.add("short", 2, max_tokens=1)
     rig.add("middle", 5, max_tokens=1)

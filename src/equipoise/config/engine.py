@@ -138,6 +138,11 @@ class SchedulerConfig:
         _at_least("min-free-seats", self.min_free_seats, 1)
         if self.min_free_seats > self.max_running:
             raise ConfigError(f"min-free-seats: {self.min_free_seats} is more than max-running, {self.max_running}")
+        if self.balance_margin is not None and self.balance_margin >= self.max_running:
+            raise ConfigError(
+                f"balance-margin: {self.balance_margin} must be less than max-running, {self.max_running}, "
+                "or nobody is ever admitted"
+            )
         _at_least("depth", self.depth, 0)
         _at_least("balance-margin", self.balance_margin, 0)
         _at_least("max-bypass", self.max_bypass, 0)
