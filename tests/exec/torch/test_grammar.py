@@ -200,6 +200,7 @@ def test_random_logits_follow_a_schema(model):
         assert len(value["tags"]) <= 3
     assert len(set(texts)) == 8
     assert all(len(drawn) < 400 and drawn[-1] == model.eos for drawn in run.drawn)
+    assert not any(model.marker in drawn for drawn in run.drawn)
 
 
 def test_random_logits_follow_a_regex_with_wide_characters(model):

@@ -355,6 +355,18 @@ def test_counts_are_allocated_only_for_penalised_seats():
     assert counts.num_slots == 64
 
 
+def test_a_slot_keeps_nothing_of_the_request_before():
+    counts = TokenCounts(4, VOCAB, CPU)
+    one, none = torch.ones(1), np.empty(0, np.int32)
+    for seat in range(4):
+        counts.start(seat, np.arange(VOCAB, dtype=np.int32), np.arange(VOCAB, dtype=np.int32))
+        counts.stop(seat)
+    counts.start(2, np.array([5], np.int32), none)
+    flat = torch.full((1, VOCAB), 8.0)
+    changed = counts.penalise(flat, np.array([2], np.int32), 2 * one, one, one) != flat
+    assert changed.nonzero()[:, 1].tolist() == [5]
+
+
 def test_seats_give_their_counts_back():
     sampler = Sampler(64, VOCAB, CPU)
     for seat in range(64):
