@@ -96,6 +96,6 @@ class Columns:
         self.tokens = wider
 
 
-def empty_seats() -> NDArray[np.int32]:
-    """No seats: (0,) int32."""
-    return np.empty(0, np.int32)
+def empty_seats() -> NDArray[np.int64]:
+    """No seats: (0,) int64."""
+    return np.empty(0, np.int64)

@@ -7,7 +7,9 @@
                            is used up)  └─ outputs came back ─ returning
     abort, a stop token and a deadline end a request in any place.
 
-Requests in prefilling, decoding and draining hold a seat and pages; the others hold neither.
+A request that runs with drafts goes from prefilling to verifying (a row is in flight) and drafting (at rest) in
+turns, instead of decoding. Requests in prefilling, decoding, drafting, verifying and draining hold a seat and
+pages; the others hold neither.
 """
 
 from __future__ import annotations
@@ -50,6 +52,8 @@ class Places:
         self.parked: dict[ParkKey, WaitingQueue] = {}
         self.prefilling: list[Request] = []
         self.decoding = Roster(max_running)
+        self.drafting: dict[int, Request] = {}
+        self.verifying: dict[int, Request] = {}
         self.draining: dict[int, Request] = {}
         self.many_stops: dict[int, frozenset[int]] = {}
         self._kv = kv
@@ -82,8 +86,9 @@ class Places:
         return self._by_seat[seat]
 
     def preemptible(self) -> Iterator[Request]:
-        """Decoding and prefilling requests. Draining ones are about to leave by themselves."""
+        """Decoding, drafting and prefilling requests. Draining ones are about to leave by themselves."""
         yield from map(self.at, self.decoding.seats().tolist())
+        yield from self.drafting.values()
         yield from self.prefilling
 
     # ---------------------------------------------------------------- moves
@@ -130,7 +135,22 @@ class Places:
         self.decoding.append(seat)
         self.ledger.move(request, "decoding")
 
-    def drain(self, seats: NDArray[np.int32]) -> None:
+    def verify(self, request: Request) -> None:
+        """Prefilling or drafting -> verifying: its next step depends on what the row in flight draws."""
+        if request.place == "prefilling":
+            self.prefilling.remove(request)
+        else:
+            del self.drafting[request.handle]
+        self.verifying[request.handle] = request
+        self.ledger.move(request, "verifying")
+
+    def draft(self, request: Request) -> None:
+        """Verifying -> drafting."""
+        del self.verifying[request.handle]
+        self.drafting[request.handle] = request
+        self.ledger.move(request, "drafting")
+
+    def drain(self, seats: NDArray[np.int64]) -> None:
         """Decoding -> draining: the lengths are certain, no step is planned for them any more."""
         self.decoding.keep(~np.isin(self.decoding.seats(), seats))
         for request in map(self.at, seats.tolist()):
@@ -178,12 +198,17 @@ class Places:
         seat = request.seat
         if seat is None:
             raise InvariantError(f"{request} has no seat to leave")
-        if request.place == "prefilling":
-            self.prefilling.remove(request)
-        elif request.place == "decoding":
-            self.decoding.remove(seat)
-        else:
-            del self.draining[request.handle]
+        match request.place:
+            case "prefilling":
+                self.prefilling.remove(request)
+            case "decoding":
+                self.decoding.remove(seat)
+            case "drafting":
+                del self.drafting[request.handle]
+            case "verifying":
+                del self.verifying[request.handle]
+            case _:
+                del self.draining[request.handle]
         request.num_inflight = int(self.columns.length[seat] - self.columns.known[seat])
         self.columns.unseat(request, seat)
         self._by_seat[seat] = None

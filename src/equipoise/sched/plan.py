@@ -15,17 +15,27 @@ if TYPE_CHECKING:
 class PrefillRow:
     """Tokens [start, start + n) of a request, to be computed in this step.
 
-    `samples` is True when the chunk reaches the last known token, so that the step draws the next one.
+    `samples` is True when the chunk reaches the last known token, so that the step draws the next one. The
+    last `len(drafts)` tokens may be drafts: a row then draws 1 + len(drafts) tokens, one after each of its
+    last tokens.
     """
 
-    __slots__ = ("n", "request", "samples", "seat", "start")
+    __slots__ = ("drafts", "n", "request", "samples", "seat", "start")
 
-    def __init__(self, request: Request, seat: int, start: int, n: int, samples: bool) -> None:
+    def __init__(
+        self, request: Request, seat: int, start: int, n: int, samples: bool, drafts: list[int] | None = None
+    ) -> None:
         self.request = request
         self.seat = seat
         self.start = start
         self.n = n
         self.samples = samples
+        self.drafts = drafts or []
+
+    @property
+    def num_samples(self) -> int:
+        """Tokens that the row draws."""
+        return 1 + len(self.drafts) if self.samples else 0
 
     def __repr__(self) -> str:
         return f"<PrefillRow {self.request.request_id} [{self.start}, {self.start + self.n})>"
@@ -34,12 +44,13 @@ class PrefillRow:
 class StepPlan:
     """One step: decode rows (one token each) as arrays, prefill rows as objects.
 
-    A row that draws a token is a *sampled* row; sampled rows are numbered decodes first, then the
-    prefill rows with `samples`, in order. `StepOutput.tokens` follows that numbering.
+    Each token drawn is a *sampled* row; sampled rows are numbered decodes first, then those of the prefill
+    rows, in order. `StepOutput.tokens` follows that numbering. `verifies` are the prefill rows, last among
+    them, whose outcome decides what their requests compute next; the sampled rows before theirs are `num_plain`.
 
-    decode_seats: (num_decodes,) int32
+    decode_seats: (num_decodes,) int64, as all indexes are: numpy gathers by int32 five times slower
     decode_starts: (num_decodes,) int64, position of each decode's input token (KV is written there)
-    sampled_seats, sampled_handles: (num_sampled,) int32, int64
+    sampled_seats, sampled_handles: (num_sampled,) int64
     sampled_at: (num_sampled,) int64, position that the drawn token will have
     seated: requests that took a seat in this plan; the executor sets up their sampling state
     """
@@ -47,6 +58,7 @@ class StepPlan:
     __slots__ = (
         "decode_seats",
         "decode_starts",
+        "num_plain",
         "num_tokens",
         "preempted",
         "prefills",
@@ -55,29 +67,34 @@ class StepPlan:
         "sampled_seats",
         "seated",
         "step",
+        "verifies",
     )
 
     def __init__(self, step: int) -> None:
         self.step = step
-        self.decode_seats: NDArray[np.int32] = np.empty(0, np.int32)
+        self.decode_seats: NDArray[np.int64] = np.empty(0, np.int64)
         self.decode_starts: NDArray[np.int64] = np.empty(0, np.int64)
         self.prefills: list[PrefillRow] = []
         self.seated: list[Request] = []
         self.preempted: list[Request] = []
-        self.sampled_seats: NDArray[np.int32] = np.empty(0, np.int32)
+        self.sampled_seats: NDArray[np.int64] = np.empty(0, np.int64)
         self.sampled_handles: NDArray[np.int64] = np.empty(0, np.int64)
         self.sampled_at: NDArray[np.int64] = np.empty(0, np.int64)
+        self.verifies: list[PrefillRow] = []
+        self.num_plain = 0
         self.num_tokens = 0
 
     def drop(self, request: Request) -> tuple[int, int]:
         """Take back every row of a request that still has its seat; the only undo of a plan, before it is committed.
 
-        Returns the decode rows and the chunk tokens that were taken back."""
+        Returns the tokens of decodes (drafts among them) and those of chunks that were taken back."""
         decodes = self.decode_seats
         self.decode_seats = decodes[decodes != request.seat]
-        dropped = sum(row.n for row in self.prefills if row.request is request)
+        verified = sum([row.n for row in self.verifies if row.request is request])
+        self.verifies = [row for row in self.verifies if row.request is not request]
+        dropped = sum([row.n for row in self.prefills if row.request is request])
         self.prefills = [row for row in self.prefills if row.request is not request]
-        return len(decodes) - len(self.decode_seats), dropped
+        return len(decodes) - len(self.decode_seats) + verified, dropped
 
     @property
     def is_empty(self) -> bool:

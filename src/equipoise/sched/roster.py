@@ -14,14 +14,14 @@ class Roster:
     """An ordered set of seats kept as one packed array."""
 
     def __init__(self, num_seats: int) -> None:
-        self._seats = np.empty(num_seats, np.int32)
+        self._seats = np.empty(num_seats, np.int64)
         self._num = 0
 
     def __len__(self) -> int:
         return self._num
 
-    def seats(self) -> NDArray[np.int32]:
-        """(len,) int32 view: valid until the roster changes."""
+    def seats(self) -> NDArray[np.int64]:
+        """(len,) int64 view: valid until the roster changes."""
         return self._seats[: self._num]
 
     def append(self, seat: int) -> None:

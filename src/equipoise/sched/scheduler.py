@@ -62,6 +62,7 @@ class Scheduler:
         self.max_model_len = max_model_len
         self.totals = Totals()
         self._clock = clock
+        self._drafter = rules.drafter
         self._places = Places(kv, rules.order, rules.resources, max_running, max_model_len)
         self._planner = Planner(
             self._places,
@@ -158,7 +159,7 @@ class Scheduler:
         if self._pause == "all":
             return False
         places = self._places
-        if places.prefilling or len(places.decoding):
+        if places.prefilling or places.drafting or len(places.decoding):
             return True
         return not self._pause and places.ledger.num_waiting_reqs > 0
 
@@ -242,30 +243,43 @@ class Scheduler:
         seats = plan.decode_seats
         plan.decode_starts = columns.computed[seats]
         columns.computed[seats] += 1
+        plan.sampled_seats, plan.sampled_at = seats, plan.decode_starts + 1
+        plan.num_plain = len(seats)
+        if plan.prefills or plan.verifies:
+            self._commit_chunks(plan)
         plan.num_tokens = len(seats) + sum([row.n for row in plan.prefills])
         if plan.num_tokens == 0:
             return
-        sampled = [row.seat for row in plan.prefills if self._commit_chunk(row)]
-        plan.sampled_seats = np.concatenate([seats, np.array(sampled, np.int32)]) if sampled else seats
         plan.sampled_handles = columns.handle[plan.sampled_seats]
-        plan.sampled_at = columns.length[plan.sampled_seats]
         length = plan.sampled_at + 1
         columns.length[plan.sampled_seats] = length
-        certain = length >= columns.stop_len[plan.sampled_seats]
+        plain = plan.sampled_seats[: plan.num_plain]
+        certain = length[: plan.num_plain] >= columns.stop_len[plain]
         if certain.any():
-            self._places.drain(plan.sampled_seats[certain])
+            self._places.drain(plain[certain])
         self._step += 1
         self._num_outstanding += 1
         self.totals.steps += 1
 
-    def _commit_chunk(self, row: PrefillRow) -> bool:
-        """The chunk counts as computed. True when it was the last one and draws a token."""
-        request = row.request
-        request.num_computed = row.start + row.n
-        self.columns.computed[row.seat] = request.num_computed
-        if row.samples:
-            self._places.decode(request, row.seat)
-        return row.samples
+    def _commit_chunks(self, plan: StepPlan) -> None:
+        """The chunks count as computed; rows to verify go last, and so do the rows that they sample."""
+        plain, verifies = [], []
+        for row in [*plan.prefills, *plan.verifies]:
+            row.request.num_computed = row.start + row.n
+            self.columns.computed[row.seat] = row.request.num_computed
+            is_verified = row.samples and self._drafts_for(row.request)
+            (verifies if is_verified else plain).append(row)
+            if is_verified:
+                self._places.verify(row.request)
+            elif row.samples:
+                self._places.decode(row.request, row.seat)
+        plan.num_plain += sum([row.num_samples for row in plain])
+        plan.verifies, plan.prefills = verifies, plain + verifies
+        seats = [np.full(row.num_samples, row.seat) for row in plan.prefills]
+        ends = [row.start + row.n + 1 for row in plan.prefills]
+        at = [np.arange(end - row.num_samples, end) for end, row in zip(ends, plan.prefills, strict=True)]
+        plan.sampled_seats = np.concatenate([plan.sampled_seats, *seats])
+        plan.sampled_at = np.concatenate([plan.sampled_at, *at])
 
     # ---------------------------------------------------------------- reconcile
 
@@ -275,9 +289,10 @@ class Scheduler:
         Rows of requests that have ended since are dropped; a preempted request still gets its token."""
         self._num_outstanding -= 1
         columns = self.columns
-        seats, tokens, at = plan.sampled_seats, output.tokens, plan.sampled_at
-        rows = np.arange(len(seats))
-        live = columns.handle[seats] == plan.sampled_handles
+        plain = plan.num_plain
+        seats, tokens, at = plan.sampled_seats[:plain], output.tokens[:plain], plan.sampled_at[:plain]
+        rows = np.arange(plain)
+        live = columns.handle[seats] == plan.sampled_handles[:plain]
         late: list[int] = []
         if not live.all():
             late = [row for row in np.flatnonzero(~live).tolist() if self._deliver_late(plan, row, tokens)]
@@ -288,6 +303,7 @@ class Scheduler:
         self._publish_decodes(plan)
         finished = self._end_stopped(seats, tokens, at)
         finished += [request for row in late if (request := self._ended_late(plan, row))]
+        late += self._settle_drafts(plan, output.tokens, finished)
         if late:
             rows = np.concatenate([rows, np.array(late, rows.dtype)])
         self.totals.output_tokens += len(rows)
@@ -305,7 +321,7 @@ class Scheduler:
                 upto = int(plan.decode_starts[row]) + 1
                 self.kv.publish(self._places.at(seat), columns.tokens[seat], upto)
 
-    def _end_stopped(self, seats: NDArray[np.int32], tokens: NDArray[np.int32], at: NDArray[np.int64]) -> list[Request]:
+    def _end_stopped(self, seats: NDArray[np.int64], tokens: NDArray[np.int32], at: NDArray[np.int64]) -> list[Request]:
         """End the requests that drew a stop token or reached their length."""
         columns = self.columns
         stopped = (columns.stop_ids[seats] == tokens[:, None]).any(axis=1)
@@ -319,6 +335,37 @@ class Scheduler:
             self._end(request, "stop" if stopped[row] else "length")
             finished.append(request)
         return finished
+
+    def _settle_drafts(self, plan: StepPlan, tokens: NDArray[np.int32], finished: list[Request]) -> list[int]:
+        """Keep the drafts that were drawn, and the token after them; returns their sampled rows."""
+        delivered: list[int] = []
+        first = plan.num_plain
+        for row in plan.verifies:
+            # Nobody preempts a request with a row to verify in flight: it is where it was, or it has ended.
+            if row.request.place == "verifying":
+                drawn = tokens[first : first + row.num_samples].tolist()
+                delivered += range(first, first + self._settle_row(row, drawn, finished))
+            first += row.num_samples
+        return delivered
+
+    def _settle_row(self, row: PrefillRow, drawn: list[int], finished: list[Request]) -> int:
+        """Reconcile one row; returns how many of the tokens drawn count, at least 1."""
+        columns, request, seat = self.columns, row.request, row.seat
+        num_kept = 1
+        while num_kept <= len(row.drafts) and row.drafts[num_kept - 1] == drawn[num_kept - 1] not in request.stop_ids:
+            num_kept += 1
+        known = int(columns.known[seat]) + num_kept
+        columns.tokens[seat, known - num_kept : known] = drawn[:num_kept]
+        columns.known[seat] = columns.length[seat] = known
+        columns.computed[seat] = request.num_computed = known - 1
+        self.kv.publish(request, columns.tokens[seat], known - 1)
+        stopped = drawn[num_kept - 1] in request.stop_ids
+        if stopped or known >= request.stop_len:
+            self._end(request, "stop" if stopped else "length")
+            finished.append(request)
+        else:
+            self._places.draft(request)
+        return num_kept
 
     def _deliver_late(self, plan: StepPlan, row: int, tokens: NDArray[np.int32]) -> bool:
         """The token of a row whose request left its seat: kept if it was preempted, dropped if it ended."""
@@ -351,6 +398,9 @@ class Scheduler:
         if len(self._deadlines) > 2 * self.num_requests + PRUNE_DEADLINES_AT:
             self._deadlines = [entry for entry in self._deadlines if entry[1] in self._places.requests]
             heapq.heapify(self._deadlines)
+
+    def _drafts_for(self, request: Request) -> bool:
+        return self._drafter is not None and self._drafter.drafts_for(request)
 
     def _check_room_to_wait(self, request: Request) -> None:
         if request.stop_len > self.max_model_len:

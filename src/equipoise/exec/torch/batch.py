@@ -77,7 +77,7 @@ class Batch:
 
     token_ids, positions, page_ids, offsets: (T,) int64
     logit_rows: (S + prompt logprob rows,) int64, the tokens whose logits are needed, sampled rows first
-    sampled_seats, sampled_at: (S,) int32 and int64, on the host
+    sampled_seats, sampled_at: (S,) int64, on the host
     """
 
     num_decodes: int
@@ -89,7 +89,7 @@ class Batch:
     singles: Singles
     chunks: tuple[Chunk, ...]
     logit_rows: Tensor
-    sampled_seats: NDArray[np.int32]
+    sampled_seats: NDArray[np.int64]
     sampled_at: NDArray[np.int64]
     seatings: tuple[Seating, ...] = ()
     prompt_spans: tuple[PromptSpan, ...] = field(default=())

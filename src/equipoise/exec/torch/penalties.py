@@ -53,14 +53,14 @@ class TokenCounts:
             self._free.append(int(self._slots[seat]))
             self._slots[seat] = -1
 
-    def add(self, seats: NDArray[np.int32], tokens: Tensor) -> None:
+    def add(self, seats: NDArray[np.int64], tokens: Tensor) -> None:
         """Count one drawn token per seat. seats: (n,), all penalised; tokens: (n,) int64 on the device."""
         slots = self._slots_of(seats)
         self._outputs[slots, tokens] += 1
         self._seen[slots, tokens] = True
 
     def penalise(
-        self, logits: Tensor, seats: NDArray[np.int32], repetition: Tensor, presence: Tensor, frequency: Tensor
+        self, logits: Tensor, seats: NDArray[np.int64], repetition: Tensor, presence: Tensor, frequency: Tensor
     ) -> Tensor:
         """The logits (n, V) of `seats` with penalties taken off; each penalty is (n,) float32.
 
@@ -73,7 +73,7 @@ class TokenCounts:
         counts = self._outputs[slots]
         return penalised - frequency[:, None] * counts - presence[:, None] * (counts > 0)
 
-    def _slots_of(self, seats: NDArray[np.int32]) -> Tensor:
+    def _slots_of(self, seats: NDArray[np.int64]) -> Tensor:
         return torch.from_numpy(self._slots[seats]).to(self._device)
 
     def _inside(self, tokens: NDArray[np.int32]) -> Tensor:

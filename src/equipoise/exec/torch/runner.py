@@ -85,5 +85,5 @@ class Runner:
             first += len(span.targets)
         return scored
 
-    def _to_device(self, values: np.ndarray[tuple[int], np.dtype[np.int32]]) -> Tensor:
+    def _to_device(self, values: np.ndarray[tuple[int], np.dtype[np.int32 | np.int64]]) -> Tensor:
         return torch.from_numpy(values.astype(np.int64)).to(self._device)

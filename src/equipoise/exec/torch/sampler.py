@@ -209,7 +209,7 @@ class Sampler:
             self._grammars.forget(request)
 
     @torch.inference_mode()
-    def sample(self, logits: Tensor, seats: NDArray[np.int32], positions: NDArray[np.int64]) -> Sampled:
+    def sample(self, logits: Tensor, seats: NDArray[np.int64], positions: NDArray[np.int64]) -> Sampled:
         """Draw the token of each row. A row that fails harms no other.
 
         logits: (S, V) float32, not changed; seats: (S,) distinct; positions: (S,) that each token will have."""
@@ -236,7 +236,7 @@ class Sampler:
         self,
         logits: Tensor,
         peaks: Tensor,
-        seats: NDArray[np.int32],
+        seats: NDArray[np.int64],
         positions: NDArray[np.int64],
         rows: Rows,
         banned: NDArray[np.bool_],
@@ -260,7 +260,7 @@ class Sampler:
         return tokens
 
     def _edited(
-        self, work: Tensor, seats: NDArray[np.int32], flags: NDArray[np.uint8], banned: NDArray[np.bool_]
+        self, work: Tensor, seats: NDArray[np.int64], flags: NDArray[np.uint8], banned: NDArray[np.bool_]
     ) -> Tensor:
         """The logits (n, V) after penalties, bias, bans and grammar; `work` is overwritten."""
         penalised = np.flatnonzero(flags & _PENALISED)
@@ -280,7 +280,7 @@ class Sampler:
             self._mask(work, np.flatnonzero(ruled), seats, banned)
         return work
 
-    def _mask(self, work: Tensor, rows: Rows, seats: NDArray[np.int32], banned: NDArray[np.bool_]) -> None:
+    def _mask(self, work: Tensor, rows: Rows, seats: NDArray[np.int64], banned: NDArray[np.bool_]) -> None:
         """Forbid in `rows` what their grammars forbid, and stop ids while they are banned (see Grammars.mask)."""
         none = np.empty(0, np.int64)
         bans = [self._seats.stop_ids[seats[row]] if banned[row] else none for row in rows]
@@ -293,7 +293,7 @@ class Sampler:
         self,
         work: Tensor,
         peaks: Tensor,
-        seats: NDArray[np.int32],
+        seats: NDArray[np.int64],
         flags: NDArray[np.uint8],
         positions: NDArray[np.int64],
     ) -> Tensor:
@@ -315,7 +315,7 @@ class Sampler:
             scores.masked_fill_(scores < floor[:, None], -torch.inf)
         return draw(scores, self._device_copy(uniforms(columns.seed[seats], positions)))
 
-    def _advance(self, tokens: Tensor, seats: NDArray[np.int32], flags: NDArray[np.uint8], sampled: Sampled) -> None:
+    def _advance(self, tokens: Tensor, seats: NDArray[np.int64], flags: NDArray[np.uint8], sampled: Sampled) -> None:
         """Bring counts and grammars past the tokens just drawn."""
         penalised = np.flatnonzero(flags & _PENALISED)
         if penalised.size:
