@@ -56,6 +56,7 @@ class Server:
     url: str
     name: str
     lines: list[str] = field(default_factory=list)
+    was_told_to_stop: bool = False
 
     @property
     def pid(self) -> int:
@@ -77,6 +78,7 @@ class Server:
 
     def signal(self, number: int = signal.SIGTERM) -> None:
         """Send a signal to the server process."""
+        self.was_told_to_stop = True
         self.process.send_signal(number)
 
     def wait(self, timeout_s: float = STOP_S) -> int:
@@ -104,7 +106,7 @@ def serve(*flags: str, exit_code: int | None = 0, env: dict[str, str] | None = N
     try:
         server = _wait_ready(process)
         yield server
-        if process.poll() is None:
+        if process.poll() is None and not server.was_told_to_stop:
             server.signal()
         code = server.wait()
         log = server.read_log()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import time
 from importlib import resources
@@ -101,14 +102,14 @@ async def server_info(service: Service, scope: Scope, receive: Receive, send: Se
         "executor": msgspec.to_builtins(service.engine.info),
         "engine": dataclasses.asdict(service.engine_config),
         "server": config,
-        "load": service.engine.load,
+        "load": service.load,
     }
     await reply_json(scope, send, info)
 
 
 async def v1_loads(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
     """Load of every rank, in the shape of SGLang's /v1/loads."""
-    loads = [_load(service.engine.load)]
+    loads = [_load(await service.fresh_load())]
     await reply_json(
         scope,
         send,
@@ -138,11 +139,13 @@ def _load(load: RankLoad) -> dict[str, Any]:
 
 async def get_load(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
     """The older form: a list with one object per rank."""
-    await reply_json(scope, send, [_load(service.engine.load)])
+    await reply_json(scope, send, [_load(await service.fresh_load())])
 
 
 async def metrics(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
     """Prometheus' text format."""
+    with contextlib.suppress(UnavailableError):  # the last load of a rank that died is still worth a look
+        await service.fresh_load()
     await reply(scope, send, service.metrics.text(), content_type=CONTENT_TYPE)
 
 

@@ -311,6 +311,7 @@ async def _wait_ready(rank: RankProcess, timeout_s: float) -> Ready:
     except BaseException:
         rank.kill()
         await asyncio.wait([waiting])
+        waiting.exception()  # known by now: the rank is gone because it was killed, or what is raised below
         await _in_thread(lambda: rank.stop(0.0))
         raise
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope
 
     from equipoise.config import EngineConfig, ServerConfig
+    from equipoise.engine.messages import RankLoad
     from equipoise.request import SamplingParams
     from equipoise.server.chat import ChatTemplate
     from equipoise.server.client import AsyncEngine, Generation
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 MAX_GENERATIONS = 2048
 """Prompts times choices of one HTTP request."""
+LOAD_AGE_S = 0.5
+"""A load older than this is asked for again, and waited for as long at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,8 @@ class Service:
         self.model_name = model_name
         self.templates = templates
         self.tool_format = tool_format
-        self.metrics = ServerMetrics(lambda: [engine.load])
+        self.load = engine.load
+        self.metrics = ServerMetrics(lambda: [self.load])
         self.started_at = int(time.time())
         self.max_body_bytes = int(config.max_body_mb * 2**20)
         self.is_closing = False
@@ -79,6 +83,17 @@ class Service:
                 "no_chat_template",
             )
         return template
+
+    async def fresh_load(self) -> RankLoad:
+        """The rank's latest load. It comes with every step; a rank that runs none is asked.
+
+        Raises UnavailableError when the rank is gone."""
+        self.load = self.engine.load
+        if time.time() - self.load.timestamp >= LOAD_AGE_S:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOAD_AGE_S):
+                    self.load = await self.engine.call("loads")
+        return self.load
 
     def check_open(self) -> None:
         """Raise UnavailableError unless new requests are taken."""

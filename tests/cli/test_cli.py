@@ -1,0 +1,136 @@
+"""The command line as its user meets it: a process, its exit code, its two streams."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.server.raw import load
+from tests.serving import serve
+
+from equipoise import __version__
+from equipoise.cli.settings import KEYS, check_environment, flag_name
+from equipoise.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def run(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """`equipoise WORDS`."""
+    return subprocess.run(
+        [sys.executable, "-m", "equipoise", *words],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, **env},
+    )
+
+
+def test_version() -> None:
+    for words in (["version"], ["--version"]):
+        done = run(*words)
+        assert (done.returncode, done.stdout, done.stderr) == (0, f"{__version__}\n", "")
+
+
+def test_help_names_every_setting() -> None:
+    done = run("serve", "--help", COLUMNS="200")
+    assert done.returncode == 0
+    for key in KEYS:
+        assert f"--{key}" in done.stdout
+    assert "Seconds that running requests are given" in done.stdout  # the dataclass's own words
+
+
+def test_help_needs_no_heavy_imports() -> None:
+    code = (
+        "import sys, equipoise.cli as cli\n"
+        "try: cli.main(['serve', '--help'])\n"
+        "finally: print(sorted({'torch', 'numpy', 'zmq', 'uvicorn', 'starlette'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("serve", "--page-size", "3"), "page-size: 3 is not a power of two"),
+        (("serve", "--max-running", "many"), "--max-running"),
+        (("serve", "--max-runing", "3"), "Did you mean --max-running?"),
+        (("serve", "--port", "70000"), "port: 70000"),
+        (("serve", "--executor", "magic"), "--executor"),
+        (("serve", "--shutdown-timeout", "-1"), "shutdown-timeout: -1.0"),
+        (("serve", "--log-level", "loud"), "log-level: 'loud'"),
+        (("serve", "--tool-parser", "yaml"), "tool-parser: 'yaml'"),
+        (("serve", "--max-body-mb", "0"), "max-body-mb: 0.0"),
+        (("serve", "a-model"), "a-model"),
+        (("serve", "--config", "/nowhere.toml"), "/nowhere.toml"),
+        (("dance",), "dance"),
+    ],
+)
+def test_wrong_words_end_with_2_and_one_line(words: tuple[str, ...], message: str) -> None:
+    done = run(*words)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert done.stderr.startswith("equipoise: ")
+    assert done.stderr.count("\n") == 1
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("max_runing = 3", "max_runing is not a setting, did you mean max-running?"),
+        ("[scheduler]\nmax_running = 3", "scheduler is not a setting"),
+        ("max_running = ", "not valid TOML"),
+        ("max_running = 0", "max-running: 0 must be at least 1"),
+        ('max_running = "x"', "max-running"),
+        ("prefix_cache = 7", "prefix-cache"),
+    ],
+)
+def test_a_wrong_file_ends_with_2_and_one_line(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "wrong.toml"
+    file.write_text(text)
+    done = run("serve", "--config", str(file))
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_wrong_variable_ends_with_2_and_one_line() -> None:
+    done = run("serve", EQUIPOISE_MAX_RUNING="3")
+    assert done.returncode == 2
+    assert done.stderr == (
+        "equipoise: environment: EQUIPOISE_MAX_RUNING is not a setting, did you mean EQUIPOISE_MAX_RUNNING?\n"
+    )
+    assert "max-running" in run("serve", EQUIPOISE_MAX_RUNNING="0").stderr
+
+
+def test_flags_win_over_environment_over_file(tmp_path: Path, tiny_tokenizer: Path) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text(
+        "max-running = 11\nsim_num_pages = 111\npage-size = 8\nshutdown_timeout_s = 3\nprefix_cache = false\n"
+        f'executor = "sim"\ntokenizer = "{tiny_tokenizer}"\ncors-origins = ["https://a.example"]\n'
+    )
+    env = {"EQUIPOISE_SIM_NUM_PAGES": "222", "EQUIPOISE_PAGE_SIZE": "32", "EQUIPOISE_CONFIG": str(file)}
+    with serve("--page-size", "64", "--step-ms", "1", env=env) as server:
+        found = load(server)
+        assert found["max_running_requests"] == 11  # the file's
+        assert found["max_total_num_tokens"] == 222 * 64  # the environment's and the flag's
+
+
+def test_seconds_are_left_out_of_flags() -> None:
+    assert flag_name("shutdown_timeout_s") == "shutdown-timeout"
+    assert flag_name("max_running") == "max-running"
+
+
+def test_environment_of_others_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EQUIPOISER", "1")
+    check_environment()
+    monkeypatch.setenv("EQUIPOISE_", "1")
+    with pytest.raises(ConfigError):
+        check_environment()
