@@ -180,7 +180,7 @@ def step(what: str, arguments: list[str]) -> None:
 
 def pip(arguments: list[str], *, quiet: bool = False) -> subprocess.CompletedProcess[bytes]:
     """Run `pip install` in .venv at the tested versions; to a terminal it shows its progress."""
-    command = [PYTHON, "-m", "pip", "install", "--disable-pip-version-check", "--constraint", CONSTRAINTS]
+    command = [PYTHON, "-m", "pip", "install", "--disable-pip-version-check", "--no-warn-conflicts", "-c", CONSTRAINTS]
     if quiet:
         return subprocess.run([*command, "-qqq", *arguments], capture_output=True)
     return subprocess.run([*command, *(() if sys.stdout.isatty() else ("-qq",)), *arguments])
