@@ -655,7 +655,7 @@ def test_the_columns_name_each_row_of_a_plan():
     assert plan.sampled_at.tolist() == [5, 7]
     assert plan.seated == []
     assert (plan.num_tokens, plan.num_prefill_tokens) == (4, 3)
-    assert plan.decode_seats.dtype == np.int32
+    assert plan.decode_seats.dtype == np.int64
     assert plan.sampled_handles.dtype == np.int64
 
 
