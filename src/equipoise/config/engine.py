@@ -99,6 +99,9 @@ class SchedulerConfig:
     rules: tuple[str, ...] = ()
     """Rules of your own, each "module:function" or an entry point of the group equipoise.rules."""
 
+    num_drafts: int = 0
+    """Tokens guessed ahead per step from the request's own text (speculative decoding by n-grams), 0 for none."""
+
     order: str = "fcfs"
     """Who is next: fcfs, priority (lower number first), shortest-first (with ageing) or longest-first."""
 
@@ -145,6 +148,7 @@ class SchedulerConfig:
             )
         _at_least("depth", self.depth, 0)
         _at_least("balance-margin", self.balance_margin, 0)
+        _at_least("num-drafts", self.num_drafts, 0)
         _at_least("max-bypass", self.max_bypass, 0)
         _at_least("max-loras", self.max_loras, 1)
         if not self.ageing_s > 0:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from equipoise.errors import ConfigError
 from equipoise.kv.paged import PagedKV
+from equipoise.sched.drafts import NgramDrafter
 from equipoise.sched.extend import Extension, load_extension
 from equipoise.sched.gates import admission_cap, balance, min_free_seats, prefill_cadence
 from equipoise.sched.limits import long_prefill_cap, page_aligned, whole_prompts
@@ -73,6 +74,7 @@ def _rules(config: SchedulerConfig, added: Extension, page_size: int, *, aligned
         prefill_gates=[*_prefill_gates(config), *added.prefill_gates],
         admission_gates=[*_admission_gates(config), *added.admission_gates],
         resources=[*_resources(config), *added.resources],
+        drafter=added.drafter or (NgramDrafter(config.num_drafts) if config.num_drafts else None),
         observers=added.observers,
     )
 

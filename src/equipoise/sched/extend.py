@@ -20,6 +20,7 @@ from equipoise.errors import ConfigError
 if TYPE_CHECKING:
     from equipoise.config import SchedulerConfig
     from equipoise.exec.protocol import ExecutorInfo
+    from equipoise.sched.drafts import Drafter
     from equipoise.sched.rules import Gate, LimitRule, Observer, Order, Outranks, Resource, VictimOrder
 
 ENTRY_POINTS = "equipoise.rules"
@@ -27,7 +28,7 @@ ENTRY_POINTS = "equipoise.rules"
 
 @dataclass(frozen=True)
 class Extension:
-    """What a rule adds. `order`, `victim_order` and `outranks` replace the ones that settings chose."""
+    """What a rule adds. `order`, `victim_order`, `outranks` and `drafter` replace those that settings chose."""
 
     order: Order | None = None
     victim_order: VictimOrder | None = None
@@ -36,6 +37,7 @@ class Extension:
     prefill_gates: Sequence[Gate] = ()
     admission_gates: Sequence[Gate] = ()
     resources: Sequence[Resource] = ()
+    drafter: Drafter | None = None
     observers: Sequence[Observer] = ()
 
     def and_then(self, other: Extension) -> Extension:
@@ -48,6 +50,7 @@ class Extension:
             prefill_gates=[*self.prefill_gates, *other.prefill_gates],
             admission_gates=[*self.admission_gates, *other.admission_gates],
             resources=[*self.resources, *other.resources],
+            drafter=other.drafter or self.drafter,
             observers=[*self.observers, *other.observers],
         )
 

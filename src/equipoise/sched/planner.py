@@ -70,6 +70,7 @@ class Planner:
         self._make_way(plan)
         num_made_way = len(plan.preempted)
         self._plan_decodes(plan, num_outstanding)
+        self._plan_drafts(plan)
         allowed, closed_by = _ask(self._rules.prefill_gates, view)
         if allowed:
             limits = [limit for rule in self._rules.limits if (limit := rule(view)) is not None]
@@ -99,6 +100,23 @@ class Planner:
             request = self._places.at_if_any(seat)
             if request is not None:  # not preempted for one before it
                 self._grow_or_preempt(plan, request, seat, int(columns.capacity[seat]) + 1)
+
+    def _plan_drafts(self, plan: StepPlan) -> None:
+        """One row for each request at rest: its last token, and the drafts that budget, pages and length allow."""
+        drafter = self._rules.drafter
+        for request in tuple(self._places.drafting.values()):
+            seat = request.seat
+            if drafter is None or seat is None or self._budget.left <= 0:
+                continue  # a seat is None when it was preempted for one before it
+            known = int(self._columns.known[seat])
+            most = min(self._budget.left, int(self._columns.stop_len[seat]) - known) - 1
+            drafts = drafter.propose(request, self._columns.tokens[seat, :known], most)[:most] if most > 0 else []
+            if drafts and not self._kv.grow(request, known + len(drafts)):
+                drafts = []  # nobody is preempted for a guess
+            if self._grow_or_preempt(plan, request, seat, known + len(drafts)):
+                self._columns.tokens[seat, known : known + len(drafts)] = drafts
+                plan.verifies.append(PrefillRow(request, seat, known - 1, 1 + len(drafts), samples=True, drafts=drafts))
+                self._budget.charge_decodes(1 + len(drafts))
 
     def _plan_prefills(self, plan: StepPlan, limits: list[Limit]) -> None:
         for request in tuple(self._places.prefilling):

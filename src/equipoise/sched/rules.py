@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from equipoise.request import Request
+    from equipoise.sched.drafts import Drafter
     from equipoise.sched.plan import StepPlan
 
 OPEN = 1 << 30
@@ -114,6 +115,7 @@ class Rules:
     prefill_gates: Sequence[Gate] = ()
     admission_gates: Sequence[Gate] = ()
     resources: Sequence[Resource] = ()
+    drafter: Drafter | None = None
     observers: Sequence[Observer] = ()
 
 

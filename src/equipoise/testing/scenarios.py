@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections import deque
+from collections import Counter, deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,8 @@ from equipoise.errors import ConfigError
 from equipoise.exec.protocol import ExecutorInfo, StepOutput
 from equipoise.request import Request, SamplingParams
 from equipoise.sched.assemble import build_scheduler
+from equipoise.sched.drafts import can_draft
+from equipoise.sched.extend import Extension
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
 
 FIRST_TOKEN = 100
 FRESH_SEED = 1000
-FIELDS = ("scheduled", "preempted", "finished", "delivered", "waiting", "free", "computed")
+FIELDS = ("scheduled", "preempted", "finished", "delivered", "waiting", "free", "computed", "spec")
 UNORDERED = ("preempted", "waiting")
 
 
@@ -65,7 +67,7 @@ class CaseConfig(msgspec.Struct, forbid_unknown_fields=True):
     def unsupported(self) -> list[str]:
         """Features that the case asks for and our scheduler does not have."""
         off = CaseConfig()
-        names = ("spec", "remote", "dp")
+        names = ("remote", "dp")
         return [name for name in names if getattr(self, name) != getattr(off, name)]
 
 
@@ -87,12 +89,26 @@ class CaseReport(msgspec.Struct):
     notes: list[str] = []
 
 
+class ScriptedDrafts:
+    """A drafter that proposes what the script said, once."""
+
+    def __init__(self) -> None:
+        self.next: dict[str, list[int]] = {}
+
+    def drafts_for(self, request: Request) -> bool:
+        return can_draft(request)
+
+    def propose(self, request: Request, _tokens: Tokens, most: int) -> list[int]:
+        return self.next.pop(request.request_id, [])[:most]
+
+
 class Run:
     """One case under way: the scheduler, its outstanding plans, and the rows observed so far."""
 
     def __init__(self, cfg: CaseConfig) -> None:
         self.clock = VirtualClock()
-        self.scheduler = _scheduler_of(cfg, self.clock)
+        self.drafts = ScriptedDrafts()
+        self.scheduler = _scheduler_of(cfg, self.clock, self.drafts)
         self.rows: list[dict[str, Any]] = []
         self._outstanding: deque[StepPlan] = deque()
         self._handles: dict[str, int] = {}
@@ -139,6 +155,7 @@ class Run:
             scheduled=scheduled,
             preempted=[request.request_id for request in plan.preempted],
             computed={r.request.request_id: r.start for r in plan.prefills if r.request in plan.seated},
+            spec={r.request.request_id: len(r.drafts) for r in plan.verifies if r.drafts},
         )
 
     def op_upd(self, options: dict[str, Any] | None = None) -> None:
@@ -149,8 +166,9 @@ class Run:
         finished: dict[str, str | None] = {}
         if not plan.is_empty:
             names = self._names()
-            result = self.scheduler.apply(plan, StepOutput(self._draw(plan, forced)))
-            delivered = {names[handle]: 1 for handle in result.handles.tolist()}
+            accepted = (options or {}).get("accept", {})
+            result = self.scheduler.apply(plan, StepOutput(self._draw(plan, forced, accepted)))
+            delivered = dict(Counter(names[handle] for handle in result.handles.tolist()))
             finished = {request.request_id: request.finish_reason for request in result.finished}
         self._observe("upd", delivered=delivered, finished=finished)
 
@@ -183,6 +201,10 @@ class Run:
         else:
             self.scheduler.pause("new" if mode == "PAUSED_NEW" else "all")
 
+    def op_drafts(self, drafts: dict[str, list[int]]) -> None:
+        """What to propose in the next plan."""
+        self.drafts.next |= drafts
+
     def op_reset(self, _running: bool = False) -> None:
         """Forget all cached prefixes."""
         self.scheduler.flush_cache()
@@ -192,11 +214,17 @@ class Run:
         waiting = [name for name, place in places if place in ("waiting", "blocked", "returning", "parked")]
         self.rows.append({"op": op, "waiting": waiting, "free": self.scheduler.kv.num_free, **facts})
 
-    def _draw(self, plan: StepPlan, forced: dict[int, int]) -> Tokens:
+    def _draw(self, plan: StepPlan, forced: dict[int, int], accepted: dict[str, int]) -> Tokens:
+        """The next numbers, but for tokens that the script forces and drafts that it accepts."""
         tokens = []
         for handle in plan.sampled_handles.tolist():
             tokens.append(forced.get(handle, self._next_token))
             self._next_token += 1
+        first = plan.num_plain
+        for row in plan.verifies:
+            num_accepted = accepted.get(row.request.request_id, 0)
+            tokens[first : first + num_accepted] = row.drafts[:num_accepted]
+            first += row.num_samples
         return np.array(tokens, np.int32)
 
     def _names(self) -> dict[int, str]:
@@ -206,7 +234,7 @@ class Run:
         return self._names()[int(plan.sampled_handles[row])]
 
 
-def _scheduler_of(cfg: CaseConfig, clock: VirtualClock) -> Scheduler:
+def _scheduler_of(cfg: CaseConfig, clock: VirtualClock, drafts: ScriptedDrafts) -> Scheduler:
     info = ExecutorInfo(
         model_type="scenario",
         vocab_size=1 << 30,
@@ -232,7 +260,8 @@ def _scheduler_of(cfg: CaseConfig, clock: VirtualClock) -> Scheduler:
         watermark=cfg.watermark,
     )
     cache = CacheConfig(page_size=cfg.block_size, prefix_cache=cfg.apc)
-    return build_scheduler(config, cache, info, clock)
+    extension = Extension(drafter=drafts if cfg.spec else None)
+    return build_scheduler(config, cache, info, clock, extension)
 
 
 def _nothing(scheduler: Scheduler) -> StepPlan:

@@ -186,7 +186,8 @@ def _singles(
 
 
 def _logit_rows(plan: StepPlan, chunks: list[Chunk], spans: tuple[PromptSpan, ...]) -> NDArray[np.int64]:
-    drawn = [c.first + c.n - 1 for c, row in zip(chunks, plan.prefills, strict=True) if row.samples]
+    ends = (chunk.first + chunk.n for chunk in chunks)
+    drawn = [i for end, row in zip(ends, plan.prefills, strict=True) for i in range(end - row.num_samples, end)]
     scored = (np.arange(span.first, span.first + len(span.targets)) for span in spans)
     return np.concatenate((np.arange(len(plan.decode_seats)), np.array(drawn, np.int64), *scored))
 
