@@ -54,7 +54,7 @@ def alone(request: Request, logits: np.ndarray) -> tuple[list[int], list[object]
     sampler.seat(0, request, request.prompt_ids)
     tokens, reports = [], []
     for step, row in enumerate(logits):
-        sampled = sampler.sample(torch.from_numpy(row[None].copy()), np.zeros(1, np.int32), np.array([3 + step]))
+        sampled = sampler.sample(torch.from_numpy(row[None].copy()), np.zeros(1, np.int64), np.array([3 + step]))
         assert sampled.failed == {}
         tokens.append(int(sampled.tokens[0]))
         reports.append(sampled.logprobs.get(0))
@@ -69,7 +69,7 @@ def test_a_row_is_the_same_alone_and_in_any_crowd(crowd):
     expected = [alone(request, logits[i]) for i, request in enumerate(requests)]
     num_seats = 2 * len(members)
     sampler = Sampler(num_seats, logits.shape[2], CPU)
-    seats = rng.permutation(num_seats)[: len(members)].astype(np.int32)
+    seats = rng.permutation(num_seats)[: len(members)].astype(np.int64)
     drawn: list[list[int]] = [[] for _ in members]
     for i, request in enumerate(requests):
         sampler.seat(int(seats[i]), request, request.prompt_ids)

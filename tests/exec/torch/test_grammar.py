@@ -144,7 +144,7 @@ class Run:
         for token, boost in self.boosts.items():
             logits[:, token] += boost
         positions = np.array([2 + len(self.drawn[row]) for row in rows], np.int64)
-        sampled = self.sampler.sample(torch.from_numpy(logits), np.array(rows, np.int32), positions)
+        sampled = self.sampler.sample(torch.from_numpy(logits), np.array(rows, np.int64), positions)
         for i, row in enumerate(rows):
             if i in sampled.failed:
                 self.failed[row] = sampled.failed[i]
@@ -307,7 +307,7 @@ def test_a_grammar_and_a_bias_that_leave_nothing_fail_that_row_alone(chars):
     run = Run(chars, [chars.ready(grammar), chars.ready(grammar)])
     logits = torch.zeros(2, chars.width)
     logits[0, [chars.tokenizer.token_to_id(ch) for ch in "ab"]] = -torch.inf
-    sampled = run.sampler.sample(logits, np.array([0, 1], np.int32), np.array([2, 2]))
+    sampled = run.sampler.sample(logits, np.array([0, 1], np.int64), np.array([2, 2]))
     assert sampled.failed == {0: NOTHING_ALLOWED}
     assert chars.text([int(sampled.tokens[1])]) in ("a", "b")
 

@@ -55,7 +55,7 @@ class Bench:
         position = len(PROMPT) + len(self.outputs) if position is None else position
         return self.sampler.sample(
             torch.tensor(np.asarray(logits), dtype=torch.float32),
-            np.arange(count, dtype=np.int32),
+            np.arange(count, dtype=np.int64),
             np.full(count, position, np.int64),
         )
 
@@ -190,7 +190,7 @@ def test_a_drawn_seed_lasts_until_forget():
     def tokens_at(seat: int) -> list[int]:
         sampler.seat(seat, request, known)
         flat = torch.zeros(1, VOCAB)
-        return [int(sampler.sample(flat, np.array([seat], np.int32), np.array([p])).tokens[0]) for p in range(4, 44)]
+        return [int(sampler.sample(flat, np.array([seat], np.int64), np.array([p])).tokens[0]) for p in range(4, 44)]
 
     first = tokens_at(0)
     assert tokens_at(1) == first
@@ -247,8 +247,9 @@ def test_huge_logits_and_high_temperature_do_not_overflow():
 
 
 def test_a_token_of_probability_zero_is_never_drawn():
-    scores = torch.tensor([[-torch.inf, 0.0, -torch.inf, 0.0, -torch.inf]] * 3)
-    assert draw(scores, torch.tensor([0.0, 0.5, 1 - 2**-53], dtype=torch.float64)).tolist() == [1, 3, 3]
+    scores = torch.tensor([[-torch.inf, 0.0, -1.0, 0.0, -torch.inf]] * 3)
+    uniforms = torch.tensor([0.0, 0.5, 1 - 2**-53], dtype=torch.float64)
+    assert draw(scores, uniforms, torch.full((3,), -0.5)).tolist() == [1, 3, 3]
 
 
 def test_top_k_of_one_is_greedy_even_among_equals():
@@ -324,7 +325,7 @@ def test_a_resumed_request_goes_on_as_if_never_preempted():
             seat = i % 3
             sampler.seat(seat, request, np.array([*PROMPT, *drawn], np.int32))
         sampled = sampler.sample(
-            torch.tensor(logits, dtype=torch.float32), np.array([seat], np.int32), np.array([len(PROMPT) + i])
+            torch.tensor(logits, dtype=torch.float32), np.array([seat], np.int64), np.array([len(PROMPT) + i])
         )
         drawn.append(int(sampled.tokens[0]))
     assert drawn == straight
@@ -337,7 +338,7 @@ def test_a_seat_keeps_nothing_of_the_request_before():
     sampler.seat(0, make_request(1, temperature=0.0), np.array(PROMPT, np.int32))
     logits = torch.zeros(1, VOCAB)
     logits[0, EOS] = 1.0
-    sampled = sampler.sample(logits, np.array([0], np.int32), np.array([len(PROMPT)]))
+    sampled = sampler.sample(logits, np.array([0], np.int64), np.array([len(PROMPT)]))
     assert sampled.tokens.tolist() == [EOS]
     assert sampled.logprobs == {}
 
@@ -357,13 +358,13 @@ def test_counts_are_allocated_only_for_penalised_seats():
 
 def test_a_slot_keeps_nothing_of_the_request_before():
     counts = TokenCounts(4, VOCAB, CPU)
-    one, none = torch.ones(1), np.empty(0, np.int32)
+    one, none = np.ones(1, np.float32), np.empty(0, np.int32)
     for seat in range(4):
         counts.start(seat, np.arange(VOCAB, dtype=np.int32), np.arange(VOCAB, dtype=np.int32))
         counts.stop(seat)
     counts.start(2, np.array([5], np.int32), none)
     flat = torch.full((1, VOCAB), 8.0)
-    changed = counts.penalise(flat, np.array([2], np.int32), 2 * one, one, one) != flat
+    changed = counts.penalise(flat, np.array([2], np.int64), 2 * one, one, one) != flat
     assert changed.nonzero()[:, 1].tolist() == [5]
 
 
@@ -456,7 +457,7 @@ def test_plain_greedy_is_one_reduction():
     """No kernel but the reduction and the finiteness check: nothing sorts, copies or waits."""
     bench = Bench([make_request(i, temperature=0.0) for i in range(4)])
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        bench.sampler.sample(torch.zeros(4, VOCAB), np.arange(4, dtype=np.int32), np.full(4, 9))
+        bench.sampler.sample(torch.zeros(4, VOCAB), np.arange(4, dtype=np.int64), np.full(4, 9))
     kernels = {event.key for event in profile.key_averages()}
     assert "aten::max" in kernels
     assert not kernels & {"aten::sort", "aten::topk", "aten::exp", "aten::cumsum", "aten::index", "aten::item"}
@@ -469,7 +470,7 @@ def test_logits_are_not_changed():
     bench = Bench(requests)
     logits = torch.tensor(np.tile(LOGITS, (3, 1)), dtype=torch.float32)
     before = logits.clone()
-    bench.sampler.sample(logits, np.arange(3, dtype=np.int32), np.full(3, len(PROMPT)))
+    bench.sampler.sample(logits, np.arange(3, dtype=np.int64), np.full(3, len(PROMPT)))
     assert torch.equal(logits, before)
 
 

@@ -60,18 +60,29 @@ class TokenCounts:
         self._seen[slots, tokens] = True
 
     def penalise(
-        self, logits: Tensor, seats: NDArray[np.int64], repetition: Tensor, presence: Tensor, frequency: Tensor
+        self,
+        logits: Tensor,
+        seats: NDArray[np.int64],
+        repetition: NDArray[np.float32],
+        presence: NDArray[np.float32],
+        frequency: NDArray[np.float32],
     ) -> Tensor:
-        """The logits (n, V) of `seats` with penalties taken off; each penalty is (n,) float32.
+        """The logits (n, V) of `seats` with penalties taken off; each penalty is (n,).
 
         Repetition divides positive logits of seen tokens and multiplies negative ones (Keskar et al.,
         CTRL, 2019); then frequency is charged per time drawn and presence once, as the OpenAI API says."""
         slots = self._slots_of(seats)
-        factor = repetition[:, None]
-        repeated = torch.where(logits > 0, logits / factor, logits * factor)
-        penalised = torch.where(self._seen[slots], repeated, logits)
-        counts = self._outputs[slots]
-        return penalised - frequency[:, None] * counts - presence[:, None] * (counts > 0)
+        if (repetition != 1).any():
+            factor = self._column(repetition)
+            repeated = torch.where(logits > 0, logits / factor, logits * factor)
+            logits = torch.where(self._seen[slots], repeated, logits)
+        if frequency.any() or presence.any():
+            counts = self._outputs[slots]
+            logits = logits - self._column(frequency) * counts - self._column(presence) * (counts > 0)
+        return logits
+
+    def _column(self, values: NDArray[np.float32]) -> Tensor:
+        return torch.from_numpy(values).to(self._device)[:, None]
 
     def _slots_of(self, seats: NDArray[np.int64]) -> Tensor:
         return torch.from_numpy(self._slots[seats]).to(self._device)

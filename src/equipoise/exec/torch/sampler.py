@@ -266,8 +266,7 @@ class Sampler:
         penalised = np.flatnonzero(flags & _PENALISED)
         if penalised.size:
             index, who = self._index(penalised), seats[penalised]
-            charges = (self._device_copy(charge[who]) for charge in self._seats.penalties)
-            work[index] = self._counts.penalise(work[index], who, *charges)
+            work[index] = self._counts.penalise(work[index], who, *self._seats.penalties[:, who])
         biased = np.flatnonzero(flags & _BIASED)
         if biased.size:
             cells = self._cells(biased, [self._seats.bias_ids[seat] for seat in seats[biased]])
@@ -311,9 +310,7 @@ class Sampler:
                 floor = scores.new_full((len(scores),), -torch.inf)
             part = scores if len(filtered) == len(scores) else scores[index]
             floor[index] = torch.maximum(floor[index], floors(part, columns.top_k[who], columns.top_p[who]))
-        if floor is not None:
-            scores.masked_fill_(scores < floor[:, None], -torch.inf)
-        return draw(scores, self._device_copy(uniforms(columns.seed[seats], positions)))
+        return draw(scores, self._device_copy(uniforms(columns.seed[seats], positions)), floor)
 
     def _advance(self, tokens: Tensor, seats: NDArray[np.int64], flags: NDArray[np.uint8], sampled: Sampled) -> None:
         """Bring counts and grammars past the tokens just drawn."""
