@@ -98,7 +98,7 @@ _FAMILIES: dict[str, tuple[str, dict[str, object]]] = {
     ),
     "phi3": ("Phi3Config", {"sliding_window": None}),
     "olmo2": ("Olmo2Config", {}),
-    "granite": ("GraniteConfig", {"attention_multiplier": 0.25, "logits_scaling": 2.0, "residual_multiplier": 0.5}),
+    "granite": ("GraniteConfig", {"attention_multiplier": 0.2, "logits_scaling": 2.0, "residual_multiplier": 0.5}),
     "starcoder2": ("Starcoder2Config", {"sliding_window": WINDOW}),
     "cohere2": ("Cohere2Config", {"sliding_window": WINDOW, "layer_types": _ALTERNATING, "logit_scale": 0.5}),
     "gpt2": (

@@ -200,3 +200,14 @@ def test_large_scores_stay_finite() -> None:
     queries, keys, values = qkv(step, 1, shape)
     out = attend(OPS["native"], spec, step.pages, queries, keys, values, step.batch)
     torch.testing.assert_close(out.double(), naive_step(spec, step, queries, keys, values), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("ops", OPS)
+def test_a_sink_above_every_score_takes_all(ops: str) -> None:
+    shape, spec = KVShape(1, 16), AttentionSpec(0.2, sinks=torch.tensor([300.0, -300.0]))
+    step = make_step([40], [], shape, 8)
+    queries, keys, values = qkv(step, 2, shape)
+    out = attend(OPS[ops], spec, step.pages, queries, keys, values, step.batch)
+    assert out[0, 0].abs().max() < 1e-30
+    plain = attend(OPS[ops], AttentionSpec(0.2), step.pages, queries, keys, values, step.batch)
+    torch.testing.assert_close(out[0, 1], plain[0, 1])

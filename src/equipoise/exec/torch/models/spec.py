@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from equipoise.exec.torch.weights import Fields
 
 
+MAX_WINDOW_LAYERS = 28
+"""Of the families that have it, when config.json does not say."""
+
+
 @dataclass(frozen=True)
 class Family:
     """What config.json leaves unsaid. A bias of None is the config's own flag (attention_bias, mlp_bias)."""
@@ -22,16 +26,19 @@ class Family:
     qk_norm: bool = False
     num_kv_heads: int | None = None
     head_dim: int | None = None
+    has_windows: bool = False
+    """Reads sliding_window."""
     window: int | None = None
+    """sliding_window, unless config.json says another or null."""
     asks_for_window: bool = False
     """A window holds only with use_sliding_window, and from layer max_window_layers on."""
 
 
 FAMILIES: dict[str, Family] = {
     "llama": Family(mlp_bias=None),
-    "mistral": Family(qkv_bias=False, o_bias=False, num_kv_heads=8, window=4096),
-    "qwen2": Family(qkv_bias=True, o_bias=False, asks_for_window=True),
-    "qwen3": Family(qk_norm=True, head_dim=128, asks_for_window=True),
+    "mistral": Family(qkv_bias=False, o_bias=False, num_kv_heads=8, has_windows=True, window=4096),
+    "qwen2": Family(qkv_bias=True, o_bias=False, has_windows=True, asks_for_window=True),
+    "qwen3": Family(qk_norm=True, head_dim=128, has_windows=True, asks_for_window=True),
 }
 
 
@@ -93,7 +100,7 @@ def read_spec(config: Fields) -> DecoderSpec:
 
 def _windows(config: Fields, family: Family) -> tuple[int | None, ...]:
     num_layers = config.integer("num_hidden_layers")
-    has_window = config.flag("use_sliding_window", False) if family.asks_for_window else True
+    has_window = config.flag("use_sliding_window", False) if family.asks_for_window else family.has_windows
     window: int | None = None
     if has_window and "sliding_window" in config:
         window = config.integer("sliding_window")
@@ -102,7 +109,7 @@ def _windows(config: Fields, family: Family) -> tuple[int | None, ...]:
     kinds = config.texts("layer_types")
     if kinds is not None:
         return tuple(_window_of(kind, window) for kind in _exactly(kinds, num_layers))
-    first = config.integer("max_window_layers", num_layers, low=0) if family.asks_for_window else 0
+    first = config.integer("max_window_layers", MAX_WINDOW_LAYERS, low=0) if family.asks_for_window else 0
     return tuple(window if layer >= first else None for layer in range(num_layers))
 
 
