@@ -98,6 +98,7 @@ WRONG_FIELDS: list[tuple[str, dict[str, Any], str]] = [
     (CHATS, {**CHAT, "tools": [TOOL, TOOL]}, "tools[1].function.name"),
     (CHATS, {**CHAT, "tools": [{"type": "function"}]}, "tools[0].function"),
     (CHATS, {**CHAT, "chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
+    (CHATS, {**CHAT, "chat_template_kwargs": {"self": 1}}, "chat_template_kwargs"),
     (CHATS, {**CHAT, "functions": []}, "functions"),
     (GENERATE, {}, "text"),
     (GENERATE, {"text": "a", "input_ids": [1]}, "text"),

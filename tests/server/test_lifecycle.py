@@ -95,6 +95,17 @@ def test_what_does_not_finish_in_time_is_aborted(tiny_tokenizer: Path) -> None:
         assert time.monotonic() - started < 10
 
 
+def test_a_client_that_never_reads_does_not_keep_the_server_up(tiny_tokenizer: Path) -> None:
+    with serve(*sim_flags(tiny_tokenizer, "--shutdown-timeout", "0.2")) as server, connect(server) as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        body = {"prompt": ["a"] * 64, "max_tokens": 30_000, "ignore_eos": True, "stream": True}
+        connection.sendall(request_bytes(COMPLETIONS, json.dumps(body).encode()))
+        wait_for(running(server, 64), "64 running")
+        time.sleep(2.5)  # the socket's buffers fill
+        server.signal(signal.SIGTERM)
+        assert server.wait(10) == 0
+
+
 def test_a_second_signal_ends_the_server_at_once(tiny_tokenizer: Path) -> None:
     with serve(*sim_flags(tiny_tokenizer, "--shutdown-timeout", "60"), exit_code=None) as server:
         rank = psutil.Process(server.pid).children()[0]

@@ -184,7 +184,11 @@ async def detokenize(service: Service, scope: Scope, receive: Receive, send: Sen
     body = decode(detokenize_decoder, await read_body(scope, receive, service.max_body_bytes))
     service.check_model(body.model)
     service.prompt_tokens(body.tokens, "tokens")
-    text = service.engine.tokenizer.decode(body.tokens, body.skip_special_tokens is True)
+    decode_tokens = service.engine.tokenizer.decode
+    if len(body.tokens) > INLINE_CHARS:
+        text = await asyncio.to_thread(decode_tokens, body.tokens, body.skip_special_tokens is True)
+    else:
+        text = decode_tokens(body.tokens, body.skip_special_tokens is True)
     await reply_json(scope, send, {"prompt": text, "text": text})
 
 

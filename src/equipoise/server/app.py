@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import logging
 import re
@@ -102,8 +103,8 @@ class Endpoint:
         status = 200
         try:
             await self._handler(self._service, scope, receive, send)
-        except ClientGoneError:
-            status = 499
+        except (ClientGoneError, asyncio.CancelledError):
+            status = 499  # cancelled: the server stops, and this client does not even read
         except RequestError as error:
             status = error.status
             await reply_error(scope, send, error)

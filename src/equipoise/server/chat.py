@@ -44,19 +44,19 @@ class ChatTemplate:
 
         Tool-call arguments given as JSON text reach the template as objects. `kwargs` are the template's own
         switches. Raises InvalidValueError when the template refuses the messages."""
+        known: dict[str, Any] = {
+            **self._special,
+            "documents": None,
+            **kwargs,
+            "tools": list(tools) if tools else None,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        shaped = [_template_message(message, index, self.source) for index, message in enumerate(messages)]
         try:
-            return self._template.render(
-                messages=[_template_message(message, index, self.source) for index, message in enumerate(messages)],
-                tools=list(tools) if tools else None,
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-                **{**self._special, **kwargs},
-            )
+            return self._template.render({**known, "messages": shaped})
         except jinja2.TemplateError as error:
             raise InvalidValueError(f"messages: the chat template refuses them: {error.message}", "messages") from None
         except (TypeError, ValueError, KeyError, AttributeError, IndexError, OverflowError, RecursionError) as error:
-            if isinstance(error, InvalidValueError):
-                raise
             raise InvalidValueError(f"messages: the chat template cannot render them: {error}", "messages") from None
 
 

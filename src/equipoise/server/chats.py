@@ -91,9 +91,9 @@ async def chat_prompt(
     template = service.template(bool(tools))
     plain = [msgspec.to_builtins(message) for message in messages]
     plain_tools = [msgspec.to_builtins(tool) for tool in tools] if tools else None
-    for name in ("messages", "tools", "add_generation_prompt"):
+    for name in ("self", "messages", "tools", "add_generation_prompt"):
         if name in kwargs:
-            raise InvalidValueError(f"chat_template_kwargs: {name!r} is a field of its own", "chat_template_kwargs")
+            raise InvalidValueError(f"chat_template_kwargs: {name!r} cannot be set here", "chat_template_kwargs")
     if is_long:
         text = await asyncio.to_thread(template.render, plain, plain_tools, add_generation_prompt, **kwargs)
     else:

@@ -51,8 +51,17 @@ def run_server(
 
     Raises ConfigError when settings or checkpoint are at fault, UnavailableError when the rank cannot start."""
     setup_logging(server.log_level, "server")
+    _quiet_uvicorn()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(_run(config, server, model_name, listener, on_ready))
+
+
+def _quiet_uvicorn() -> None:
+    """Its errors go where ours go; what clients send that is no HTTP is not worth a line."""
+    logger = logging.getLogger("uvicorn")
+    logger.handlers[:] = logging.getLogger("equipoise").handlers
+    logger.setLevel(logging.ERROR)
+    logger.propagate = False
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -126,10 +126,15 @@ async def _pump_all(
 ) -> RequestError | None:
     if len(generations) == 1:
         return await _pump(send, generations[0], frames[0], timings[0], first)
-    errors = await asyncio.gather(
-        _pump(send, generations[0], frames[0], timings[0], first),
-        *(_pump(send, *choice, None) for choice in zip(generations[1:], frames[1:], timings[1:], strict=True)),
-    )
+
+    async def pump(index: int) -> RequestError | None:
+        error = await _pump(send, generations[index], frames[index], timings[index], None if index else first)
+        if error is not None:  # the answer is lost: no choice of it needs more tokens
+            for generation in generations:
+                generation.abort()
+        return error
+
+    errors = await asyncio.gather(*map(pump, range(len(generations))))
     return next((error for error in errors if error is not None), None)
 
 
