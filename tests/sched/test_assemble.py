@@ -1,0 +1,82 @@
+"""Settings that cannot work are refused in one line; the others are what they say."""
+
+from __future__ import annotations
+
+import pytest
+from tests.sched.rig import Rig
+
+from equipoise.config import SchedulerConfig
+from equipoise.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_pages": 0}, "num-pages: 0 pages of 4 tokens hold no prompt and its output"),
+        (
+            {"chunked_prefill": False, "max_step_tokens": 127},
+            "max-step-tokens: 127 is less than the model's length 128",
+        ),
+        ({"order": "random"}, "order: 'random' is not one of fcfs, priority"),
+        ({"max_running": 0}, "max-running: 0 must be at least 1"),
+        ({"max_step_tokens": 0}, "max-step-tokens: 0 must be at least 1"),
+        ({"long_prefill_cap": -1}, "long-prefill-cap: -1 must be at least 0"),
+        ({"depth": -1}, "depth: -1 must be at least 0"),
+        ({"watermark": 1.0}, "watermark: 1.0 must be at least 0 and less than 1"),
+        ({"watermark": float("nan")}, "watermark: nan must be"),
+        ({"max_waiting_reqs": 0}, "max-waiting-reqs: 0 must be at least 1"),
+        ({"max_waiting_tokens": 0}, "max-waiting-tokens: 0 must be at least 1"),
+        ({"min_free_seats": 9}, "min-free-seats: 9 is more than max-running, 8"),
+        ({"balance_margin": 8}, "balance-margin: 8 must be less than max-running, 8"),
+        ({"admission_cap": 0}, "admission-cap: 0 must be at least 1"),
+        ({"prefill_interval": 0}, "prefill-interval: 0 must be at least 1"),
+        ({"ageing_s": 0.0}, "ageing-s: 0.0 must be more than 0"),
+        ({"max_bypass": -1}, "max-bypass: -1 must be at least 0"),
+        ({"max_loras": 0}, "max-loras: 0 must be at least 1"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(settings, message):
+    with pytest.raises(ConfigError, match=message.split(" must be")[0]) as refused:
+        Rig(**settings)
+    assert message in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_the_models_length_is_bounded_by_the_pages():
+    # 8 tokens have pages, and the last token is drawn but never computed
+    assert Rig(num_pages=2).scheduler.max_model_len == 9
+    assert Rig(num_pages=64).scheduler.max_model_len == 128
+
+
+def test_one_page_of_one_token_is_enough():
+    rig = Rig(num_pages=1, page_size=1)
+    rig.add("a", 1, max_tokens=1)
+    assert rig.drain() == [[("a", 1)]]
+
+
+def test_the_longest_request_fits_exactly():
+    rig = Rig(num_pages=3, max_step_tokens=5)
+    rig.add("a", 6, max_tokens=7)
+    rig.drain()
+    assert len(rig.tokens["a"]) == 7
+    assert rig.requests["a"].num_preemptions == 0
+
+
+def test_depth_and_seats_are_handed_on():
+    scheduler = Rig(depth=2, max_running=3).scheduler
+    assert (scheduler.depth, scheduler.max_running, scheduler.columns.num_seats) == (2, 3, 3)
+
+
+@pytest.mark.parametrize(("watermark", "prompt"), [(0.25, 28), (0.3, 24), (0.0, 36)])
+def test_a_watermark_is_a_share_of_the_pages_rounded_down(watermark, prompt):
+    # one of ten pages is a's; b may have the rest but for the watermark: 2 pages, 3 pages, none
+    for tokens, enters in ((prompt, True), (prompt + 1, False)):
+        rig = Rig(num_pages=10, watermark=watermark)
+        rig.add("a", 3, max_tokens=2)
+        rig.step()
+        rig.add("b", tokens, max_tokens=1)
+        assert (("b", tokens) in rig.step()) == enters
+
+
+def test_defaults_are_asynchronous_by_one_step():
+    assert SchedulerConfig().depth == 1
