@@ -16,7 +16,7 @@ from equipoise.errors import ConfigError, InvalidValueError
 from equipoise.exec.protocol import TokenLogprobs
 from equipoise.request import FinishReason, SamplingParams
 from equipoise.server.chat import ChatTemplate
-from equipoise.server.client import AsyncEngine, split_choices
+from equipoise.server.client import AsyncEngine, split_choices, token_array
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
@@ -177,10 +177,7 @@ class LLM:
     async def _encode(self, prompt: Prompt, add_special_tokens: bool) -> NDArray[np.int32]:
         if isinstance(prompt, str):
             return await self.engine.tokenizer.encode_async(prompt, add_special_tokens)
-        try:
-            return np.array(prompt, np.int32)
-        except (TypeError, ValueError, OverflowError) as error:
-            raise InvalidValueError(f"prompt: it must be a text or a list of token ids ({error})", "prompt") from None
+        return token_array(prompt)
 
 
 async def _collect(prompt: Prompt, prompt_ids: list[int], generations: list[Generation]) -> RequestOutput:

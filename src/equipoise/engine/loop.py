@@ -63,7 +63,7 @@ class EngineLoop:
         self._outstanding: deque[tuple[StepPlan, StepHandle, float]] = deque()
         self._preparing: dict[int, Future[None]] = {}
         self._ended: list[Finished] = []
-        self._must_publish = False
+        self._has_news = False  # requests came or ended since the last message
         self._is_idle = True
         self._is_stopping = False
         self._landed_at = clock.now()
@@ -87,7 +87,7 @@ class EngineLoop:
         must_land = bool(self._outstanding) and (not launched or len(self._outstanding) > self._scheduler.depth)
         if must_land:
             self._land()
-        elif self._ended or self._must_publish:
+        elif self._has_news:
             self._publish()
         # A step that landed may have made room for what could not be launched before.
         self._is_idle = not launched and not must_land
@@ -125,6 +125,7 @@ class EngineLoop:
 
     def _add(self, message: Add) -> None:
         """Hand a request to the scheduler; one that cannot be served ends at once, with the reason."""
+        self._has_news = True
         try:
             request = self._request(message)
             prepared = self._executor.prepare(request)
@@ -157,10 +158,11 @@ class EngineLoop:
         except InvalidValueError as error:
             self._channel.send(Reply(call.call_id, error=error.message))
         else:
+            if call.method != "ping":
+                self._publish()  # before the reply: who waits for it finds the new load
             self._channel.send(Reply(call.call_id, value))
 
     def _call(self, call: Call) -> Any:
-        self._must_publish |= call.method != "ping"
         match call.method:
             case "flush_cache":
                 return self._scheduler.flush_cache()
@@ -244,6 +246,7 @@ class EngineLoop:
         if prepared is not None:
             prepared.cancel()
         self._ended.append(finished)
+        self._has_news = True
 
     def _publish(
         self, result: StepResult | None = None, output: StepOutput | None = None, cached: dict[int, int] | None = None
@@ -257,7 +260,7 @@ class EngineLoop:
             message.prompt_logprobs = [PromptLogprobs(*item) for item in output.prompt_logprobs.items()]
         self._channel.send(message)
         self._ended = []
-        self._must_publish = False
+        self._has_news = False
 
 
 def _row_logprobs(result: StepResult, output: StepOutput) -> list[RowLogprobs]:

@@ -30,7 +30,7 @@ from equipoise.server.receiver import Receiver
 from equipoise.server.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -38,11 +38,12 @@ if TYPE_CHECKING:
     from equipoise.engine.messages import CallMethod, Ready, Reply
     from equipoise.server.receiver import News
 
-__all__ = ["AsyncEngine", "Delta", "Generation", "split_choices"]
+__all__ = ["AsyncEngine", "Delta", "Generation", "split_choices", "token_array"]
 
 log = logging.getLogger(__name__)
 
 MAX_SEED = 2**63 - 1
+MAX_TOKEN_ID = 2**31 - 1
 
 
 def split_choices(params: SamplingParams) -> list[SamplingParams]:
@@ -51,6 +52,18 @@ def split_choices(params: SamplingParams) -> list[SamplingParams]:
         return [params]
     seeds = [None if params.seed is None else _wrap_seed(params.seed + i) for i in range(params.n)]
     return [msgspec.structs.replace(params, n=1, seed=seed) for seed in seeds]
+
+
+def token_array(prompt: Sequence[int]) -> NDArray[np.int32]:
+    """Token ids as they are submitted, (n,) int32. Raises InvalidValueError for anything but a list of integers."""
+    try:
+        ids = np.asarray(prompt)
+    except ValueError:  # ragged
+        ids = np.empty((0, 0))
+    if ids.ndim != 1 or (len(ids) and ids.dtype.kind not in "iu"):
+        raise InvalidValueError("prompt: it must be a text or a list of token ids", "prompt")
+    # An id beyond int32 is outside every vocabulary: -1 stands for it.
+    return np.where((ids >= 0) & (ids <= MAX_TOKEN_ID), ids, -1).astype(np.int32)
 
 
 def _wrap_seed(seed: int) -> int:
@@ -156,7 +169,7 @@ class AsyncEngine:
         if isinstance(prompt, str):
             prompt_ids = await self.tokenizer.encode_async(prompt)
         else:
-            prompt_ids = np.array(prompt, np.int32)
+            prompt_ids = token_array(prompt)
         generation = self.submit(prompt_ids, params or SamplingParams(), request_id=request_id)
         try:
             async for delta in generation:
@@ -273,9 +286,9 @@ class AsyncEngine:
             )
         low, high = int(prompt_ids.min()), int(prompt_ids.max())
         if low < 0 or high >= vocab_size:
+            wrong = f"token id {high}" if high >= vocab_size else "a token id"
             raise InvalidValueError(
-                f"prompt: token id {low if low < 0 else high} is outside the vocabulary, "
-                f"it must be at least 0 and at most {vocab_size - 1}",
+                f"prompt: {wrong} is outside the vocabulary, it must be at least 0 and at most {vocab_size - 1}",
                 "prompt",
             )
         if timeout_s is not None and not timeout_s > 0:
