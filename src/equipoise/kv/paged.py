@@ -118,6 +118,9 @@ class PagedKV:
 
     def check(self) -> None:
         self._pool.check()
+        for page in range(self.num_pages):
+            if not self._pool.num_owners(page) and self._index.has_key(page) != self._pool.is_cached(page):
+                raise PageError(f"page {page} has no owner; it has a key and is not cached, or the other way round")
 
     def _evict(self, page: int) -> None:
         """A cached page goes to a new owner: nobody matches it any more."""
