@@ -275,6 +275,11 @@ def test_floors_of_wide_vocabularies(width):
         assert found[row] == pytest.approx(ordered[length - 1], abs=2e-6), (row, length)
 
 
+def test_a_nucleus_that_is_met_exactly_takes_no_further_token():
+    scores = torch.tensor([0.5, 1.0, 0.5]).log()[None]
+    assert floors(scores, np.array([3]), np.array([0.5])).tolist() == [0.0]
+
+
 def test_padding_of_the_vocabulary_is_never_drawn():
     requests = [
         make_request(0, temperature=0.0),

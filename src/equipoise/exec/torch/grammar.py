@@ -111,10 +111,11 @@ class Grammars:
             return ready
         handle = request.handle
         compiled = self._compiler.cached(grammar)
-        if compiled is not None:
-            self._compiled[handle] = compiled
-            return None
-        self._waiting[handle] = ready
+        with self._lock:
+            if compiled is not None:
+                self._compiled[handle] = compiled
+                return None
+            self._waiting[handle] = ready
         self._compiler.compile(grammar).add_done_callback(lambda done: self._settle(handle, done))
         return ready
 
