@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import equipoise
+from equipoise.demo import demo_model_path
 from equipoise.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -26,10 +26,8 @@ def resolve_folders(config: ModelConfig) -> ModelConfig:
 
 
 def _folder(setting: str, name: str) -> Path:
-    """The folder that a setting means: "demo" is the embedded model, unless a folder has that name."""
-    folder = Path(name).expanduser().absolute()
-    if name == DEMO and not folder.is_dir():
-        folder = Path(equipoise.__file__).parent / DEMO
+    """The folder that a setting means: "demo" is the embedded model, whatever folders there are ("./demo" is one)."""
+    folder = demo_model_path() if name == DEMO else Path(name).expanduser().absolute()
     if not folder.is_dir():
         raise CheckpointError(f'{setting}: {folder} is not a folder; a Hugging Face checkpoint or "{DEMO}" is needed')
     return folder
