@@ -14,14 +14,14 @@ import argparse
 import sys
 from collections import Counter, deque
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import numpy as np
 
 from equipoise.clock import VirtualClock
 from equipoise.config import CacheConfig, SchedulerConfig
-from equipoise.errors import ConfigError
+from equipoise.errors import ConfigError, RequestError
 from equipoise.exec.protocol import ExecutorInfo, StepOutput
 from equipoise.request import Request, SamplingParams
 from equipoise.sched.assemble import build_scheduler
@@ -76,7 +76,7 @@ class Case(msgspec.Struct):
 
     name: str
     cfg: CaseConfig
-    ops: list[list[Any]]
+    ops: list[Annotated[list[Any], msgspec.Meta(min_length=1)]]
     expected: list[dict[str, Any]]
     why: str = ""
 
@@ -196,10 +196,15 @@ class Run:
 
     def op_pause(self, mode: str) -> None:
         """UNPAUSED, PAUSED_NEW or PAUSED_ALL."""
-        if mode == "UNPAUSED":
-            self.scheduler.resume()
-        else:
-            self.scheduler.pause("new" if mode == "PAUSED_NEW" else "all")
+        match mode:
+            case "UNPAUSED":
+                self.scheduler.resume()
+            case "PAUSED_NEW":
+                self.scheduler.pause("new")
+            case "PAUSED_ALL":
+                self.scheduler.pause("all")
+            case _:
+                raise ValueError(f"{mode!r} is not UNPAUSED, PAUSED_NEW or PAUSED_ALL")
 
     def op_drafts(self, drafts: dict[str, list[int]]) -> None:
         """What to propose in the next plan."""
@@ -277,16 +282,28 @@ def _prompt(spec: dict[str, Any], handle: int) -> Tokens:
 
 
 def run_case(case: Case) -> CaseReport:
-    """Replay `case` and compare, row by row."""
+    """Replay `case` and compare, row by row. Raises ConfigError for a script that makes no sense."""
     reasons = case.cfg.unsupported()
     reasons += sorted({f"op {op[0]}" for op in case.ops if not hasattr(Run, f"op_{op[0]}")})
     if reasons:
         return CaseReport(case.name, "unsupported", reasons)
-    run = Run(case.cfg)
-    for op in case.ops:
-        run.execute(op)
-    notes = list(_differences(case.expected, run.rows))
+    notes = list(_differences(case.expected, _replay(case)))
     return CaseReport(case.name, "differ" if notes else "agree", notes)
+
+
+def _replay(case: Case) -> list[dict[str, Any]]:
+    """What our scheduler does, row by row."""
+    try:
+        run = Run(case.cfg)
+    except ConfigError as error:
+        raise ConfigError(f"{case.name}: cfg: {error}") from None
+    for i, op in enumerate(case.ops):
+        try:
+            run.execute(op)
+        except (ConfigError, RequestError, ArithmeticError, LookupError, TypeError, ValueError) as error:
+            # Scripts are written by hand and loosely typed: what they got wrong shows where it is used.
+            raise ConfigError(f"{case.name}: ops[{i}] {op}: {type(error).__name__}: {error}") from error
+    return run.rows
 
 
 def _differences(expected: list[dict[str, Any]], rows: list[dict[str, Any]]) -> Iterator[str]:
@@ -300,7 +317,7 @@ def _differences(expected: list[dict[str, Any]], rows: list[dict[str, Any]]) -> 
             if field in UNORDERED:
                 a, b = sorted(a), sorted(b)
             if a != b:
-                yield f"row {i} ({theirs['op']}): {field} is {b}, expected {a}"
+                yield f"row {i} ({ours['op']}): {field} is {b}, expected {a}"
 
 
 def load_cases(path: Path) -> list[Case]:
