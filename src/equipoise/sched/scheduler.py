@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from equipoise.errors import InvalidValueError, InvariantError, QueueFullError
+from equipoise.sched.columns import ONE
 from equipoise.sched.explain import Explanation, Hold, explain
 from equipoise.sched.ledger import LoadCounters, Totals
 from equipoise.sched.places import Places
@@ -242,8 +243,8 @@ class Scheduler:
         columns = self.columns
         seats = plan.decode_seats
         plan.decode_starts = columns.computed[seats]
-        columns.computed[seats] += 1
-        plan.sampled_seats, plan.sampled_at = seats, plan.decode_starts + 1
+        plan.sampled_seats, plan.sampled_at = seats, plan.decode_starts + ONE
+        columns.computed[seats] = plan.sampled_at
         plan.num_plain = len(seats)
         if plan.prefills or plan.verifies:
             self._commit_chunks(plan)
@@ -251,11 +252,11 @@ class Scheduler:
         if plan.num_tokens == 0:
             return
         plan.sampled_handles = columns.handle[plan.sampled_seats]
-        length = plan.sampled_at + 1
+        length = plan.sampled_at + ONE
         columns.length[plan.sampled_seats] = length
         plain = plan.sampled_seats[: plan.num_plain]
         certain = length[: plan.num_plain] >= columns.stop_len[plain]
-        if certain.any():
+        if np.count_nonzero(certain):
             self._places.drain(plain[certain])
         self._step += 1
         self._num_outstanding += 1
@@ -263,7 +264,8 @@ class Scheduler:
 
     def _commit_chunks(self, plan: StepPlan) -> None:
         """The chunks count as computed; rows to verify go last, and so do the rows that they sample."""
-        plain, verifies = [], []
+        plain: list[PrefillRow] = []
+        verifies: list[PrefillRow] = []
         for row in [*plan.prefills, *plan.verifies]:
             row.request.num_computed = row.start + row.n
             self.columns.computed[row.seat] = row.request.num_computed
@@ -294,14 +296,15 @@ class Scheduler:
         rows = np.arange(plain)
         live = columns.handle[seats] == plan.sampled_handles[:plain]
         late: list[int] = []
-        if not live.all():
+        if np.count_nonzero(live) < plain:
             late = [row for row in np.flatnonzero(~live).tolist() if self._deliver_late(plan, row, tokens)]
             rows = rows[live]
             seats, tokens, at = seats[live], tokens[live], at[live]
         columns.tokens[seats, at] = tokens
-        columns.known[seats] = at + 1
+        known = at + ONE
+        columns.known[seats] = known
         self._publish_decodes(plan)
-        finished = self._end_stopped(seats, tokens, at)
+        finished = self._end_stopped(seats, tokens, known)
         finished += [request for row in late if (request := self._ended_late(plan, row))]
         late += self._settle_drafts(plan, output.tokens, finished)
         if late:
@@ -312,29 +315,37 @@ class Scheduler:
     def _publish_decodes(self, plan: StepPlan) -> None:
         """Pages that this step's decodes filled hold known tokens now."""
         columns = self.columns
-        full = (plan.decode_starts + 1) & (columns.page_size - 1) == 0
-        if not full.any():
-            return
-        for row in np.flatnonzero(full).tolist():
+        is_last_of_page = plan.decode_starts & columns.page_mask == columns.page_mask
+        for row in is_last_of_page.nonzero()[0].tolist():
             seat = int(plan.decode_seats[row])
             if columns.handle[seat] == plan.sampled_handles[row]:
                 upto = int(plan.decode_starts[row]) + 1
                 self.kv.publish(self._places.at(seat), columns.tokens[seat], upto)
 
-    def _end_stopped(self, seats: NDArray[np.int64], tokens: NDArray[np.int32], at: NDArray[np.int64]) -> list[Request]:
+    def _end_stopped(
+        self, seats: NDArray[np.int64], tokens: NDArray[np.int32], known: NDArray[np.int64]
+    ) -> list[Request]:
         """End the requests that drew a stop token or reached their length."""
-        columns = self.columns
-        stopped = (columns.stop_ids[seats] == tokens[:, None]).any(axis=1)
-        if self._places.many_stops:
-            for row, seat in enumerate(seats.tolist()):
-                stopped[row] |= int(tokens[row]) in self._places.many_stops.get(seat, ())
-        ended = stopped | (at + 1 >= columns.stop_len[seats])
+        ended: dict[int, FinishReason] = dict.fromkeys(self._rows_stopped(seats, tokens), "stop")
+        for row in (known >= self.columns.stop_len[seats]).nonzero()[0].tolist():
+            ended.setdefault(row, "length")
         finished = []
-        for row in np.flatnonzero(ended).tolist():
+        for row in sorted(ended):
             request = self._places.at(int(seats[row]))
-            self._end(request, "stop" if stopped[row] else "length")
+            self._end(request, ended[row])
             finished.append(request)
         return finished
+
+    def _rows_stopped(self, seats: NDArray[np.int64], tokens: NDArray[np.int32]) -> list[int]:
+        """Rows that drew one of their stop tokens."""
+        columns, many_stops = self.columns, self._places.many_stops
+        rows: list[int] = []
+        for stop_ids in columns.stop_ids[: columns.stop_width]:
+            rows += (stop_ids[seats] == tokens).nonzero()[0].tolist()
+        if many_stops:
+            pairs = enumerate(zip(seats.tolist(), tokens.tolist(), strict=True))
+            rows += [row for row, (seat, token) in pairs if token in many_stops.get(seat, ())]
+        return rows
 
     def _settle_drafts(self, plan: StepPlan, tokens: NDArray[np.int32], finished: list[Request]) -> list[int]:
         """Keep the drafts that were drawn, and the token after them; returns their sampled rows."""
