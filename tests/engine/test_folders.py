@@ -26,9 +26,9 @@ def test_relative_folders_become_absolute(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_missing_folders_are_named(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="tokenizer: .*gone is not a folder"):
+    with pytest.raises(CheckpointError, match=r"tokenizer: .*gone is not a folder"):
         resolve_folders(ModelConfig(model=str(tmp_path), tokenizer=str(tmp_path / "gone")))
-    with pytest.raises(CheckpointError, match="model: .*gone is not a folder"):
+    with pytest.raises(CheckpointError, match=r"model: .*gone is not a folder"):
         resolve_folders(ModelConfig(model=str(tmp_path / "gone"), tokenizer=str(tmp_path)))
 
 

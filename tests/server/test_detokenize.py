@@ -176,6 +176,9 @@ class Spelled:
         ("aabb", ("ab",), ["", "a", ""]),
         ("cc", ("ab",), ["c", "c", ""]),
         ("ca", ("ab",), ["c", "", "a"]),
+        ("cab", ("b", "ab"), ["c", "", ""]),
+        ("cab", ("ab", "b"), ["c", "", ""]),
+        ("aba", ("aab",), ["", "ab", "", "a"]),
     ],
 )
 def test_only_a_possible_beginning_is_held(letters: str, stops: tuple[str, ...], expected: list[str]) -> None:
