@@ -249,7 +249,7 @@ def test_a_request_without_room_in_a_resource_is_blocked_and_counted_as_waiting(
     rig.step()
     assert rig.places() == {"a": "decoding", "b": "blocked"}
     assert rig.scheduler.load().num_waiting == 1
-    assert rig.scheduler.explain("b").held_by == "adapters"
+    assert rig.scheduler.explain("b")[0].held_by == "adapters"
     rig.abort("b")
     rig.drain()
     assert rig.is_clean()

@@ -126,6 +126,9 @@ class SchedulerConfig:
     watermark: float = 0.0
     """Share of pages (0 to 1) that an admission must leave free."""
 
+    trace_steps: int = 0
+    """Steps whose decisions are kept for /debug/decisions, 0 for none."""
+
     max_waiting_reqs: int = 4096
     """Requests that may wait before new ones are refused with 429."""
 
@@ -149,6 +152,7 @@ class SchedulerConfig:
         _at_least("depth", self.depth, 0)
         _at_least("balance-margin", self.balance_margin, 0)
         _at_least("num-drafts", self.num_drafts, 0)
+        _at_least("trace-steps", self.trace_steps, 0)
         _at_least("max-bypass", self.max_bypass, 0)
         _at_least("max-loras", self.max_loras, 1)
         if not self.ageing_s > 0:

@@ -177,6 +177,10 @@ class EngineLoop:
                 log.info("resumed")
             case "loads":
                 return self.load()
+            case "explain":
+                return self._scheduler.explain(str(call.args.get("request_id", "")))
+            case "decisions":
+                return None if self._scheduler.trace is None else self._scheduler.trace.decisions()
         return None
 
     # ---------------------------------------------------------------- events without a message

@@ -15,7 +15,7 @@ import msgspec
 from equipoise.exec.protocol import ExecutorInfo, TokenLogprobs
 from equipoise.request import FinishReason, SamplingParams
 
-CallMethod = Literal["flush_cache", "pause", "resume", "loads", "ping"]
+CallMethod = Literal["flush_cache", "pause", "resume", "loads", "explain", "decisions", "ping"]
 
 
 class Add(msgspec.Struct, tag="add", omit_defaults=True):
@@ -43,7 +43,8 @@ class Call(msgspec.Struct, tag="call", omit_defaults=True):
     """Ask the rank for something; answered by the Reply with the same `call_id`.
 
     flush_cache() -> pages dropped; pause(mode="new"|"all") and resume() -> None; loads() -> RankLoad;
-    ping() -> None, answered from inside the engine loop."""
+    explain(request_id=...) -> the Explanation of each request of that name; decisions() -> the last Decisions,
+    None unless traced; ping() -> None, answered from inside the engine loop."""
 
     call_id: int
     method: CallMethod

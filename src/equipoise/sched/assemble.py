@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from equipoise.errors import ConfigError
 from equipoise.kv.paged import PagedKV
 from equipoise.sched.drafts import NgramDrafter
+from equipoise.sched.explain import DecisionTrace
 from equipoise.sched.extend import Extension, load_extension
 from equipoise.sched.gates import admission_cap, balance, min_free_seats, prefill_cadence
 from equipoise.sched.limits import long_prefill_cap, page_aligned, whole_prompts
@@ -45,12 +46,14 @@ def build_scheduler(
         )
     # A prompt that runs whole has no boundary to align: charging it by pages could only keep it out for ever.
     aligned = config.page_aligned_prefill and config.chunked_prefill and config.max_step_tokens >= page_size
+    trace = DecisionTrace(config.trace_steps) if config.trace_steps else None
+    extra = (extension or Extension()).and_then(Extension(observers=[trace] if trace else []))
     added = [load_extension(name, config, info) for name in config.rules]
     return Scheduler(
         kv=PagedKV(info.num_pages, page_size, prefix_cache=cache.prefix_cache),
         clock=clock,
         budget=TokenBudget(config.max_step_tokens, unit=page_size if aligned else 1),
-        rules=_rules(config, reduce(Extension.and_then, added, extension or Extension()), page_size, aligned=aligned),
+        rules=_rules(config, reduce(Extension.and_then, added, extra), page_size, aligned=aligned),
         max_running=config.max_running,
         max_model_len=max_model_len,
         depth=config.depth,
@@ -59,6 +62,7 @@ def build_scheduler(
         max_bypass=config.max_bypass,
         max_waiting_reqs=config.max_waiting_reqs,
         max_waiting_tokens=config.max_waiting_tokens,
+        trace=trace,
     )
 
 

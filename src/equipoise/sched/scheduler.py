@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from equipoise.kv.protocol import KVMemory
     from equipoise.request import FinishReason, Request
     from equipoise.sched.columns import Columns
+    from equipoise.sched.explain import DecisionTrace
     from equipoise.sched.resources import TokenBudget
 
 PRUNE_DEADLINES_AT = 1024
@@ -56,8 +57,10 @@ class Scheduler:
         max_bypass: int = 0,
         max_waiting_reqs: int = 4096,
         max_waiting_tokens: int | None = None,
+        trace: DecisionTrace | None = None,
     ) -> None:
         self.kv = kv
+        self.trace = trace
         self.depth = depth
         self.max_running = max_running
         self.max_model_len = max_model_len
@@ -191,12 +194,11 @@ class Scheduler:
         waiting = places.ledger.num_waiting_reqs
         return RankState(places.num_running, waiting, wants_prefill=bool(waiting or places.prefilling))
 
-    def explain(self, request_id: str) -> Explanation | None:
-        """Why a request waits: the rule that holds it back and since when. None when it is unknown or ended."""
-        for request in self._places.requests.values():
-            if request.request_id == request_id:
-                return explain(request, self._places, self._hold, self._clock.now())
-        return None
+    def explain(self, request_id: str) -> list[Explanation]:
+        """Why requests of that name wait: the rule that holds each back, and since when. Those that ended are gone."""
+        now_s = self._clock.now()
+        named = [request for request in self.requests() if request.request_id == request_id]
+        return [explain(request, self._places, self._hold, now_s) for request in named]
 
     def check(self) -> None:
         """Raise InvariantError unless pages, seats and ledger agree with a rescan. Slow: for tests and idle times."""
@@ -316,11 +318,13 @@ class Scheduler:
         """Pages that this step's decodes filled hold known tokens now."""
         columns = self.columns
         is_last_of_page = plan.decode_starts & columns.page_mask == columns.page_mask
-        for row in is_last_of_page.nonzero()[0].tolist():
-            seat = int(plan.decode_seats[row])
-            if columns.handle[seat] == plan.sampled_handles[row]:
-                upto = int(plan.decode_starts[row]) + 1
-                self.kv.publish(self._places.at(seat), columns.tokens[seat], upto)
+        rows = is_last_of_page.nonzero()[0]
+        if not len(rows):
+            return
+        rows = rows[columns.handle[plan.decode_seats[rows]] == plan.sampled_handles[rows]]
+        seats, ends = plan.decode_seats[rows].tolist(), (plan.decode_starts[rows] + ONE).tolist()
+        for seat, upto in zip(seats, ends, strict=True):
+            self.kv.publish(self._places.at(seat), columns.tokens[seat], upto)
 
     def _end_stopped(
         self, seats: NDArray[np.int64], tokens: NDArray[np.int32], known: NDArray[np.int64]

@@ -206,6 +206,25 @@ def _abort_target(body: AbortBody) -> str | None:
     return body.rid
 
 
+async def explain_request(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
+    """Where a running request is and which rule holds it back, one entry per choice. 404 once it has ended."""
+    name = scope["path_params"]["name"]
+    found = []
+    for candidate in service.names_of(name):
+        found += await _call(service, "explain", request_id=candidate)
+    if not found:
+        raise NotFoundError(f"no request {name!r} runs or waits here")
+    await reply_json(scope, send, {"requests": found})
+
+
+async def decisions(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
+    """The last steps' decisions, oldest first. 404 unless they are kept."""
+    kept = await _call(service, "decisions")
+    if kept is None:
+        raise NotFoundError("decisions are not kept: start the server with --trace-steps N")
+    await reply_json(scope, send, {"decisions": kept})
+
+
 async def flush_cache(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
     """Drop every prefix page that no request uses."""
     await reply_json(scope, send, {"flushed_pages": await _call(service, "flush_cache")})

@@ -47,6 +47,8 @@ ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("GET", "/v1/loads", admin.v1_loads),
     ("GET", "/get_load", admin.get_load),
     ("GET", "/metrics", admin.metrics),
+    ("GET", "/debug/requests/{name:path}", admin.explain_request),
+    ("GET", "/debug/decisions", admin.decisions),
     ("GET POST", "/flush_cache", admin.flush_cache),
     ("POST", "/abort_request", admin.abort_request),
     ("POST", "/pause", admin.pause),

@@ -196,13 +196,16 @@ class Service:
 
     def abort(self, request_id: str | None) -> int:
         """Abort the running requests of this name, or all (None); returns how many generations that were."""
-        if request_id is None:
-            found = [generation for same_name in self._running.values() for generation in same_name]
-        else:
-            found = [*(self._running.get(request_id) or self._running.get(request_id.partition("-")[2]) or ())]
+        names = [*self._running] if request_id is None else self.names_of(request_id)
+        found = [generation for name in names for generation in self._running[name]]
         for generation in found:
             generation.abort()
         return len(found)
+
+    def names_of(self, request_id: str) -> list[str]:
+        """The running request that a client calls `request_id`: by its name, or by the answer's id."""
+        names = (request_id, request_id.partition("-")[2])
+        return [name for name in names if name in self._running][:1]
 
     @property
     def num_running(self) -> int:
