@@ -12,6 +12,8 @@ from equipoise.kv.prefix import PrefixIndex, extend_keys
 from equipoise.kv.protocol import PrefixMatch
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from equipoise.request import Request, Tokens
 
 NO_MATCH = PrefixMatch([], 0)
@@ -93,16 +95,24 @@ class PagedKV:
         request.pages += pages
         return True
 
+    def extend(self, requests: Sequence[Request]) -> list[int] | None:
+        pages = self._pool.take(len(requests))
+        if pages is not None:
+            for request, page in zip(requests, pages, strict=True):
+                request.pages.append(page)
+        return pages
+
     def publish(self, request: Request, tokens: Tokens, upto: int) -> None:
-        if not self._shares:
+        first, num_full = request.num_published, upto // self.page_size
+        if num_full <= first or not self._shares:
             return
-        num_full = upto // self.page_size
-        extend_keys(request.page_keys, request.prefix_salt, tokens, self.page_size, num_full)
-        for i in range(request.num_published, num_full):
-            self._index.publish(request.page_keys[i], request.pages[i])
-            if self._memo is not None and request.page_keys[i] == self._memo.next_key:
-                self._memo = None
-        request.num_published = max(request.num_published, num_full)
+        keys, pages, publish = request.page_keys, request.pages, self._index.publish
+        extend_keys(keys, request.prefix_salt, tokens, self.page_size, num_full)
+        for i in range(first, num_full):
+            publish(keys[i], pages[i])
+        request.num_published = num_full
+        if self._memo is not None and self._memo.next_key in keys[first:num_full]:
+            self._memo = None
 
     def release(self, request: Request) -> None:
         for page in reversed(request.pages):

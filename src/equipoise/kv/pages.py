@@ -52,9 +52,13 @@ class PagePool:
             if n > self.num_free:
                 return None
             self._evict(n - len(free))
-        pages = [free.pop() for _ in range(n)]
+        if n == 0:
+            return []
+        pages = free[: -n - 1 : -1]
+        del free[-n:]
+        num_owners = self._num_owners
         for page in pages:
-            self._num_owners[page] = 1
+            num_owners[page] = 1
         return pages
 
     def share(self, pages: Iterable[int]) -> None:

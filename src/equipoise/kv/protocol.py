@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from equipoise.request import Request, Tokens
 
 
@@ -46,6 +48,12 @@ class KVMemory(Protocol):
 
     def grow(self, request: Request, upto: int) -> bool:
         """Give `request` pages for tokens [0, upto). All or nothing; False when they do not fit."""
+        ...
+
+    def extend(self, requests: Sequence[Request]) -> list[int] | None:
+        """Give each of `requests`, whose pages are full, one more; returns those pages in that order.
+
+        All or nothing; None when they do not fit."""
         ...
 
     def publish(self, request: Request, tokens: Tokens, upto: int) -> None:

@@ -77,6 +77,12 @@ class Columns:
         self.page_table[seat, start : len(pages)] = pages[start:]
         self.capacity[seat] = len(pages) * self.page_size
 
+    def add_pages(self, seats: NDArray[np.int64], pages: list[int]) -> None:
+        """Each of `seats`, (n,), gained one page, in that order."""
+        capacity = self.capacity[seats]
+        self.page_table[seats, capacity // self.page_size] = pages
+        self.capacity[seats] = capacity + self.page_size
+
     def unseat(self, request: Request, seat: int) -> None:
         """Free `seat`; the outputs known so far go back into `request.output_ids`."""
         self.read_outputs(request, seat)

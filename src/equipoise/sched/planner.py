@@ -10,6 +10,9 @@ from equipoise.sched.rules import OPEN, rule_name
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import numpy as np
+    from numpy.typing import NDArray
+
     from equipoise.kv.protocol import KVMemory
     from equipoise.request import Request
     from equipoise.sched.ledger import Totals
@@ -96,7 +99,18 @@ class Planner:
             seats = seats[columns.length[seats] - columns.known[seats] <= self._depth]
         plan.decode_seats = seats
         self._budget.charge_decodes(len(seats))
-        for seat in seats[columns.capacity[seats] <= columns.computed[seats]].tolist():
+        full = seats[columns.capacity[seats] <= columns.computed[seats]]
+        if len(full):
+            self._grow_decodes(plan, full)
+
+    def _grow_decodes(self, plan: StepPlan, seats: NDArray[np.int64]) -> None:
+        """One more page for each of `seats`: for all at once, or one by one with victims that make room."""
+        columns = self._columns
+        pages = self._kv.extend([self._places.at(seat) for seat in seats.tolist()])
+        if pages is not None:
+            columns.add_pages(seats, pages)
+            return
+        for seat in seats.tolist():
             request = self._places.at_if_any(seat)
             if request is not None:  # not preempted for one before it
                 self._grow_or_preempt(plan, request, seat, int(columns.capacity[seat]) + 1)
