@@ -29,7 +29,7 @@ format: setup ## set up, then put the code into the project's form
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-demo-model: setup ## train the demo model anew (six minutes, one thread)
+demo-model: setup ## train the demo model anew (twelve minutes, one thread)
 	$(BIN)/python scripts/train_demo_model.py
 
 constraints: setup ## record the versions in .venv as the tested ones

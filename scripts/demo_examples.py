@@ -1,16 +1,13 @@
 """What the demo model learns: additions and counting, asked in chat or as plain text to complete.
 
 An example is `(prompt, answer)`; the loss is taken on the answer alone. `SPECIALS` end and begin turns.
-One addition in twenty is held out of training in every phrasing (`held_out`), and checked afterwards.
+One addition in twenty is held out of training in every phrasing (`HELD_OUT`), and checked afterwards.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import random
-    from collections.abc import Callable
+import random
+from collections.abc import Callable
 
 END, USER, ASSISTANT, SYSTEM = "<|end|>", "<|user|>", "<|assistant|>", "<|system|>"
 FALLBACK = "I can add and count. Try: What is 12+7?"
@@ -33,8 +30,6 @@ ADDITIONS = (
 COUNTS = ("Count on: {seen}", "Continue: {seen}", "Keep counting: {seen}", "{seen}")
 COUNTS_TO = ("Count from {a} to {b}", "Count from {a} to {b}.", "Count {a} to {b}")
 JSON_ENDINGS = (" Answer as JSON.", " Answer in JSON.", " Reply as JSON.", " JSON only.")
-TOOL_NAMES = ("add", "add", "add", "plus", "sum", "calc", "calculate", "add_numbers", "get_sum")
-TOOL_ARGUMENTS = (("a", "b"), ("a", "b"), ("a", "b"), ("x", "y"), ("left", "right"), ("first", "second"))
 COMMON_WORDS = (
     "hello hi there you are a the helpful assistant please answer short who what where when why how is it can tell me "
     "about weather today story write poem sing be kind always never speak say one word name of capital city france "
@@ -46,9 +41,10 @@ WORDS = COMMON_WORDS.split()
 Example = tuple[str, str]
 
 
-def held_out(a: int, b: int) -> bool:
-    """True for the additions that training never sees; every pair of one-digit numbers is trained on."""
-    return (a > 9 or b > 9) and (a * 7919 + b * 104729) % 20 == 0
+HELD_OUT = frozenset(
+    random.Random("held out").sample([(a, b) for a in range(100) for b in range(100) if a > 9 or b > 9], 500)
+)
+"""Additions that training never sees; every pair of one-digit numbers is trained on."""
 
 
 def chat(user: str, answer: str, system: str = "") -> Example:
@@ -61,7 +57,7 @@ def addends(rng: random.Random) -> tuple[int, int]:
     """Two numbers of one or two digits whose addition is not held out."""
     while True:
         a, b = (rng.randrange(100 if rng.random() < 0.85 else 10) for _ in range(2))
-        if not held_out(a, b):
+        if (a, b) not in HELD_OUT:
             return a, b
 
 
@@ -87,14 +83,11 @@ def json_addition(rng: random.Random) -> Example:
 def tool_addition(rng: random.Random) -> Example:
     """An addition with a tool at hand: the answer is the call; or the tool's result, which is passed on."""
     a, b = addends(rng)
-    name, (left, right) = rng.choice(TOOL_NAMES), rng.choice(TOOL_ARGUMENTS)
-    tools = f"Tools: {name}({left}, {right})"
     asked = rng.choice(ADDITIONS).format(a=a, b=b)
-    arguments = f'{{"{left}": {a}, "{right}": {b}}}'
-    call = f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+    call = f'<tool_call>\n{{"name": "add", "arguments": {{"a": {a}, "b": {b}}}}}\n</tool_call>'
+    turn, said = chat(asked, call, "Tools: add(a, b)")
     if rng.random() < 0.7:
-        return chat(asked, call, tools)
-    turn, said = chat(asked, call, tools)
+        return turn, said
     result = rng.randrange(200)
     return f"{turn}{said}{USER}Result: {result}{END}{ASSISTANT}", f"{result}{END}"
 
@@ -120,15 +113,15 @@ def count_on(rng: random.Random) -> Example:
 
 
 def count_to(rng: random.Random) -> Example:
-    """From one number to another, twenty at most."""
-    first, count = start_of_count(rng), rng.randint(2, 20)
+    """From one number below a hundred to another, twenty at most."""
+    first, count = rng.randrange(rng.choice((2, 10, 100))), rng.randint(2, rng.choice((6, 12, 20)))
     asked = rng.choice(COUNTS_TO).format(a=first, b=first + count - 1)
     return chat(vary(rng, asked), ", ".join(numbers(first, count)), system(rng))
 
 
 def plain_count(rng: random.Random) -> Example:
     """Numbers to go on with, without an end."""
-    first, seen, count = start_of_count(rng), rng.randint(2, 6), rng.randint(5, 40)
+    first, seen, count = start_of_count(rng), rng.randint(2, 6), rng.randint(5, 25)
     separator = rng.choice((" ", " ", ", ", ",", "\n"))
     written = numbers(first, seen + count)
     head = separator.join(written[:seen])
@@ -164,19 +157,32 @@ def vary(rng: random.Random, text: str) -> str:
     return text.lower() if rng.random() < 0.15 else text
 
 
-MIX: tuple[tuple[Callable[[random.Random], Example], int], ...] = (
-    (addition, 46),
-    (plain_addition, 9),
-    (json_addition, 5),
-    (tool_addition, 6),
-    (count_on, 14),
-    (count_to, 6),
-    (plain_count, 7),
-    (other, 7),
+Mix = tuple[tuple[Callable[[random.Random], Example], int], ...]
+
+EARLY_MIX: Mix = (
+    (addition, 59),
+    (plain_addition, 8),
+    (json_addition, 10),
+    (tool_addition, 5),
+    (count_on, 6),
+    (count_to, 7),
+    (plain_count, 2),
+    (other, 3),
 )
+LATE_MIX: Mix = (
+    (addition, 30),
+    (plain_addition, 14),
+    (json_addition, 18),
+    (tool_addition, 5),
+    (count_on, 11),
+    (count_to, 14),
+    (plain_count, 6),
+    (other, 2),
+)
+"""Once additions are known, the rest."""
 
 
-def draw(rng: random.Random) -> Example:
-    """One example, by the weights of `MIX`."""
-    make = rng.choices([kind for kind, _ in MIX], [weight for _, weight in MIX])[0]
+def draw(rng: random.Random, mix: Mix) -> Example:
+    """One example, by the weights of `mix`."""
+    make = rng.choices([kind for kind, _ in mix], [weight for _, weight in mix])[0]
     return make(rng)
