@@ -224,7 +224,7 @@ def settings_of(draw_from):
         chunked=chunked,
         long_prefill_cap=draw_from(st.sampled_from([0, 0, 1, 3, 8])),
         page_aligned=draw_from(st.booleans()),
-        prefix_cache=draw_from(st.booleans()),
+        prefix_cache=draw_from(st.sampled_from([True, True, False])),
         order=draw_from(st.sampled_from(["fcfs", "fcfs", "priority", "priority", "shortest-first", "longest-first"])),
         preempt=draw_from(st.sampled_from(["last", "cheapest"])),
         max_bypass=draw_from(st.sampled_from([0, 0, 1, 3])),
@@ -256,11 +256,11 @@ def specs(draw_from, max_model_len):
     own = draw_from(st.integers(1 if shared == 0 else 0, most - shared))
     stop_ids = st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=20, unique=True).map(tuple)
     return Spec(
-        family=draw_from(st.integers(0, 1)),
+        family=int(draw_from(SELDOM)),
         shared=shared,
         own=own,
-        salt=draw_from(st.sampled_from(["", "", "a"])),
-        lora=draw_from(st.sampled_from([None, None, "x", "y"])),
+        salt="tenant" if draw_from(SELDOM) else "",
+        lora=draw_from(st.sampled_from([None, None, None, None, None, "x", "y"])),
         max_tokens=draw_from(st.integers(1, 6) | st.integers(6, 30)),
         stop_ids=draw_from(stop_ids) if draw_from(st.booleans()) else (),
         priority=draw_from(st.integers(0, 2)),
