@@ -75,6 +75,11 @@ def test_other_decoders_continue_the_prompt(ids: list[int], prompt: list[int], s
     assert tokenizer.decode(prompt, skip) + shown == whole
 
 
+def test_special_tokens_do_not_displace_the_context() -> None:
+    hel = load("wordpiece").backend.token_to_id("hel")
+    assert deltas("wordpiece", [0] * 9 + [hel], SamplingParams(), [hel] + [1] * 9)[9] == " hel"
+
+
 def test_families_are_told_apart() -> None:
     kinds = {family: type(build_detokenizer(load(family), SamplingParams(), [])) for family in FAMILIES}
     assert kinds == {"byte_level": TableText, "sentencepiece": TableText, "wordpiece": WindowText}

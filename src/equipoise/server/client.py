@@ -24,7 +24,7 @@ from equipoise.engine.supervisor import RankProcess
 from equipoise.errors import InvalidValueError, QueueFullError, UnavailableError
 from equipoise.exec.sim import SimVocabulary
 from equipoise.request import SamplingParams
-from equipoise.server.detokenize import WINDOW_CONTEXT, build_detokenizer
+from equipoise.server.detokenize import PROMPT_TAIL, build_detokenizer
 from equipoise.server.generation import Delta, Generation, Stream
 from equipoise.server.receiver import Receiver
 from equipoise.server.tokenizer import Tokenizer
@@ -155,7 +155,7 @@ class AsyncEngine:
         handle = next(self._handles)
         request_id = request_id or secrets.token_hex(12)
         prompt = np.ascontiguousarray(prompt_ids, "<i4").tobytes()
-        detokenizer = build_detokenizer(self.tokenizer, params, prompt_ids[-WINDOW_CONTEXT:].tolist())
+        detokenizer = build_detokenizer(self.tokenizer, params, prompt_ids[-PROMPT_TAIL:].tolist())
         stream = self._streams[handle] = Stream(handle, request_id, params, detokenizer)
         self._num_outstanding += 1
         self._idle.clear()

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 WINDOW_CONTEXT = 4
 """Tokens before the first output that `WindowText` decodes along, so that leading spaces come out right."""
 
+PROMPT_TAIL = 16
+"""Tokens of the prompt among which those WINDOW_CONTEXT are looked for: special ones may not count."""
+
 WINDOW_PATIENCE = 8
 """Tokens that `WindowText` waits for an incomplete character before it lets U+FFFD through."""
 
@@ -40,14 +43,10 @@ class Detokenizer(Protocol):
 
 
 def build_detokenizer(tokenizer: Tokenizer, params: SamplingParams, prompt_tail: list[int]) -> Detokenizer:
-    """The detokenizer that `params` asks for. `prompt_tail`: the prompt's last tokens, at least WINDOW_CONTEXT
-    of them if it has so many."""
+    """The detokenizer that `params` asks for. `prompt_tail`: the prompt's last tokens, PROMPT_TAIL of them will do."""
     table = tokenizer.text_table(params.skip_special_tokens)
-    text: Detokenizer
-    if table is not None:
-        text = TableText(table)
-    else:
-        text = WindowText(tokenizer, params.skip_special_tokens, prompt_tail[-WINDOW_CONTEXT:])
+    skip = params.skip_special_tokens
+    text: Detokenizer = TableText(table) if table is not None else WindowText(tokenizer, skip, prompt_tail)
     if not params.stop:
         return text
     return StoppingText(text, params.stop, params.min_tokens, params.include_stop_str_in_output)
@@ -85,17 +84,23 @@ class TableText:
 class WindowText:
     """For every other decoder: decodes a short window of tokens with and without the new one."""
 
-    __slots__ = ("_ids", "_shown", "_skip_special", "_tokenizer")
+    __slots__ = ("_hidden", "_ids", "_shown", "_tokenizer")
 
     stopped_by: str | None = None
 
-    def __init__(self, tokenizer: Tokenizer, skip_special: bool, context: list[int]) -> None:
+    def __init__(self, tokenizer: Tokenizer, skip_special: bool, prompt_tail: list[int]) -> None:
         self._tokenizer = tokenizer
-        self._skip_special = skip_special
-        self._ids = list(context)  # the window: context, then tokens without text
+        self._hidden: frozenset[int] = tokenizer.special_ids if skip_special else frozenset()
+        visible = [token_id for token_id in prompt_tail if self._is_visible(token_id)]
+        self._ids = visible[-WINDOW_CONTEXT:]  # the window: context, then tokens without text
         self._shown = self._decode()  # text of the window's context
 
+    def _is_visible(self, token_id: int) -> bool:
+        return token_id < self._tokenizer.vocab_size and token_id not in self._hidden
+
     def push(self, token_id: int) -> str:
+        if not self._is_visible(token_id):
+            return ""
         self._ids.append(token_id)
         whole = self._decode()
         is_settled = whole.startswith(self._shown) and not whole.endswith("\ufffd")
@@ -110,7 +115,7 @@ class WindowText:
         return self._decode()[len(self._shown) :]
 
     def _decode(self) -> str:
-        return self._tokenizer.decode(self._ids, self._skip_special)
+        return self._tokenizer.decode(self._ids, skip_special_tokens=False)
 
 
 class StoppingText:
