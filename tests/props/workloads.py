@@ -29,6 +29,7 @@ VOCAB_SIZE = 61
 MAX_MODEL_LEN = 40
 AGEING_S = 0.5
 WAITING = ("waiting", "blocked", "returning")
+SEATED = ("prefilling", "decoding", "drafting", "verifying", "draining")
 MAX_EXTRA_OUTSTANDING = 1
 """Plans beyond the depth that a script may ask for."""
 
@@ -130,6 +131,7 @@ class Settings:
     max_loras: int | None = None
     preempt: str = "last"
     max_bypass: int = 0
+    num_drafts: int = 0
     max_waiting_reqs: int = 4096
     max_waiting_tokens: int | None = None
 
@@ -143,7 +145,7 @@ class Settings:
         is_aligned = self.page_aligned and self.chunked and self.max_step_tokens >= self.page_size
         return self.page_size if is_aligned else 1
 
-    def build(self, clock, resources=()):
+    def build(self, clock, extension=None):
         """The scheduler, through the one function that users have."""
         info = ExecutorInfo("test", VOCAB_SIZE, MAX_MODEL_LEN, self.page_size, self.num_pages, (), "none", "none")
         config = SchedulerConfig(
@@ -169,7 +171,7 @@ class Settings:
             max_waiting_tokens=self.max_waiting_tokens,
         )
         cache = CacheConfig(page_size=self.page_size, prefix_cache=self.prefix_cache)
-        return build_scheduler(config, cache, info, clock, Extension(resources=resources))
+        return build_scheduler(config, cache, info, clock, extension)
 
 
 @dataclass(frozen=True)
@@ -228,6 +230,7 @@ def settings_of(draw_from):
         order=draw_from(st.sampled_from(["fcfs", "fcfs", "priority", "priority", "shortest-first", "longest-first"])),
         preempt=draw_from(st.sampled_from(["last", "cheapest"])),
         max_bypass=draw_from(st.sampled_from([0, 0, 1, 3])),
+        num_drafts=draw_from(st.sampled_from([0, 0, 0, 1, 3])),
         max_loras=draw_from(st.sampled_from([None, None, 1, 2])),
         reserve_full=draw_from(st.booleans()),
         watermark=draw_from(st.sampled_from([0.0, 0.0, 0.0, 0.1, 0.5])),
@@ -333,6 +336,24 @@ class Slots:
             assert self.held[request.handle] == 0
 
 
+class HalfRightDrafter:
+    """Proposes what will be drawn, but for a wrong token now and then, after which it goes on as if it were right."""
+
+    def __init__(self, num_drafts):
+        self.num_drafts = num_drafts
+
+    def drafts_for(self, request):
+        return request.handle % 4 != 3
+
+    def propose(self, request, tokens, most):
+        tokens = tokens.tolist()
+        first = len(tokens)
+        for _ in range(min(most, self.num_drafts)):
+            is_wrong = len(tokens) % 5 == request.handle % 5
+            tokens.append((draw(cells_of(tokens, salt_of(request))) + is_wrong) % VOCAB_SIZE)
+        return tokens[first:]
+
+
 @dataclass
 class Fate:
     """What the driver saw of one request."""
@@ -354,7 +375,8 @@ class Driver:
         self.clock = VirtualClock()
         self.needing = set()
         self.slots = [] if settings.num_slots is None else [Slots(settings.num_slots, self.needing)]
-        self.scheduler = settings.build(self.clock, self.slots)
+        drafter = HalfRightDrafter(settings.num_drafts) if settings.num_drafts else None
+        self.scheduler = settings.build(self.clock, Extension(resources=self.slots, drafter=drafter))
         self.executor = MemoryExecutor(self.scheduler.columns, settings.num_pages)
         self.outstanding = deque()
         self.fates = {}
@@ -495,7 +517,7 @@ class Driver:
         assert len(result.rows) == len(result.handles) == len(result.tokens)
         assert result.handles.tolist() == plan.sampled_handles[result.rows].tolist()
         assert result.tokens.tolist() == output.tokens[result.rows].tolist()
-        assert len(set(result.handles.tolist())) == len(result.handles)
+        assert self.settings.num_drafts or len(set(result.handles.tolist())) == len(result.handles)
         for handle, token in zip(result.handles.tolist(), result.tokens.tolist(), strict=True):
             fate = self.fates[handle]
             assert fate.ended is None, f"a token for {fate.request}, which has ended"
@@ -518,13 +540,17 @@ class Driver:
         """A plan that was just made: its budget, its seats, its rows, and whom it admitted."""
         settings, columns = self.settings, self.scheduler.columns
         unit = settings.budget_unit
-        charged = len(plan.decode_seats) + sum(-(-row.n // unit) * unit for row in plan.prefills)
+        # Rows to verify are decodes with drafts: charged by tokens, as decodes are.
+        chunks = [row for row in plan.prefills if row not in plan.verifies]
+        charged = len(plan.decode_seats) + sum(row.n for row in plan.verifies)
+        charged += sum(-(-row.n // unit) * unit for row in chunks)
         assert charged <= settings.max_step_tokens
         assert plan.num_tokens == len(plan.decode_seats) + plan.num_prefill_tokens
         assert plan.num_prefill_tokens == sum(row.n for row in plan.prefills)
         seats = plan.decode_seats.tolist() + [row.seat for row in plan.prefills]
         assert len(set(seats)) == len(seats)
-        assert plan.sampled_seats.tolist() == plan.decode_seats.tolist() + [r.seat for r in plan.prefills if r.samples]
+        sampled = [row.seat for row in plan.prefills for _ in range(row.num_samples)]
+        assert plan.sampled_seats.tolist() == plan.decode_seats.tolist() + sampled
         assert columns.handle[plan.sampled_seats].tolist() == plan.sampled_handles.tolist()
         for handle in plan.sampled_handles.tolist():
             self.fates[handle].num_scheduled += 1
@@ -539,11 +565,11 @@ class Driver:
         request, settings = row.request, self.settings
         end, known = row.start + row.n, self._num_known(request)
         assert row.n > 0
-        assert row.samples == (end == known)
-        assert settings.chunked is False or end <= known
+        assert row.samples == (end == known + len(row.drafts))
+        assert end <= known + settings.num_drafts
         if settings.budget_unit > 1:
             assert row.samples or end % settings.page_size == 0
-            assert row.start % settings.page_size == 0
+            assert row.start % settings.page_size == 0 or row.request.place == "verifying"
         if not settings.chunked:
             assert row.samples
         if request.params.prompt_logprobs is not None or not settings.prefix_cache:
@@ -592,7 +618,7 @@ class Driver:
         by_place = {}
         for request in self.scheduler.requests():
             by_place.setdefault(request.place, []).append(request)
-            assert (request.seat is not None) == (request.place in ("prefilling", "decoding", "draining"))
+            assert (request.seat is not None) == (request.place in SEATED)
         parked = {request.handle for request in by_place.get("parked", ())}
         assert parked == {handle for handle in alive if self.fates[handle].is_parked}
         seats = [request.seat for request in self.scheduler.requests() if request.seat is not None]
@@ -662,6 +688,7 @@ class Driver:
         assert request.output_ids == tokens
         # A stop token is seen late by what was outstanding then; a length is certain beforehand and costs nothing.
         surplus = 0 if reason == "length" else self.settings.depth + MAX_EXTRA_OUTSTANDING
+        surplus += self.settings.num_drafts * len(tokens)
         assert len(tokens) <= fate.num_scheduled <= len(tokens) + surplus
 
     # ------------------------------------------------------------ what the driver knows by itself

@@ -1,4 +1,4 @@
-"""Rules from a user's own package, named on the command line: `--rule my_package.rules:my_gate`.
+"""Rules from a user's own package, named on the command line: `--rules my_package.rules:my_gate`.
 
 A rule's factory takes the settings and returns an Extension. It is named by a dotted path, or by an entry
 point of the group "equipoise.rules":
