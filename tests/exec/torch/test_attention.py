@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -211,3 +212,15 @@ def test_a_sink_above_every_score_takes_all(ops: str) -> None:
     assert out[0, 0].abs().max() < 1e-30
     plain = attend(OPS[ops], AttentionSpec(0.2), step.pages, queries, keys, values, step.batch)
     torch.testing.assert_close(out[0, 1], plain[0, 1])
+
+
+@pytest.mark.parametrize("ops", OPS)
+def test_not_a_number_is_not_hidden(ops: str) -> None:
+    shape = KVShape(1, 16)
+    step = make_step([40], [], shape, 8)
+    queries, keys, values = qkv(step, 1, shape)
+    for bad in (queries, keys, values):
+        kept = bad.clone()
+        bad.fill_(math.nan)
+        assert attend(OPS[ops], AttentionSpec(0.2), step.pages, queries, keys, values, step.batch).isnan().all()
+        bad.copy_(kept)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from typing import TYPE_CHECKING
 
 import pytest
@@ -21,6 +22,11 @@ NATIVE = NativeOps(2)
 TORCH = TorchOps()
 
 
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(3)
+
+
 @pytest.mark.parametrize("size", [(1, 7), (3, 64), (200, 300)])
 def test_rms_norm(size: tuple[int, int]) -> None:
     x, weight = torch.randn(size), torch.randn(size[1])
@@ -31,6 +37,21 @@ def test_rms_norm(size: tuple[int, int]) -> None:
 def test_silu_mul(size: tuple[int, int]) -> None:
     gate_up = torch.randn(size) * 20
     torch.testing.assert_close(NATIVE.silu_mul(gate_up), TORCH.silu_mul(gate_up))
+
+
+def test_silu_of_extremes() -> None:
+    gates = torch.tensor([-1e4, -200.0, -89.0, -80.0, 0.0, 80.0, 200.0, 1e4])
+    gate_up = torch.cat((gates, torch.ones(8)))[None]
+    torch.testing.assert_close(NATIVE.silu_mul(gate_up), TORCH.silu_mul(gate_up))
+
+
+def test_not_a_number_is_not_hidden() -> None:
+    """The sampler ends a request whose logits are not finite: kernels must hand such numbers on."""
+    bad = torch.full((1, 32), math.nan)
+    good = torch.ones(1, 32)
+    assert NATIVE.silu_mul(torch.cat((bad, good), 1)).isnan().all()
+    assert NATIVE.rms_norm(bad, torch.ones(32), 1e-6).isnan().all()
+    assert NATIVE.linear(bad, torch.ones(4, 32)).isnan().all()
 
 
 @pytest.mark.parametrize("rotary_dim", [16, 12])
@@ -108,3 +129,22 @@ def test_choice() -> None:
     assert isinstance(choose_ops(CPU, torch.float32, (KVShape(1, 64),), 1), NativeOps)
     assert isinstance(choose_ops(CPU, torch.bfloat16, (KVShape(1, 64),), 1), TorchOps)
     assert isinstance(choose_ops(CPU, torch.float32, (KVShape(1, 512),), 1), TorchOps)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 2, 5, 6, 7, 13, 64])
+@pytest.mark.parametrize(("num_rows", "size"), [(1, 1), (7, 15), (4, 16), (97, 40), (300, 768), (5, 70000)])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_linear(num_tokens: int, num_rows: int, size: int, with_bias: bool) -> None:
+    x, weight = torch.randn(num_tokens, size), torch.randn(num_rows, size) * size**-0.5
+    bias = torch.randn(num_rows) if with_bias else None
+    torch.testing.assert_close(NATIVE.linear(x, weight, bias), TORCH.linear(x, weight, bias), atol=2e-5, rtol=1e-4)
+    start = torch.randn(num_tokens, num_rows)
+    ours, theirs = start.clone(), start.clone()
+    assert NATIVE.linear(x, weight, bias, add_to=ours) is ours
+    assert TORCH.linear(x, weight, bias, add_to=theirs) is theirs
+    torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=1e-4)
+
+
+def test_linear_of_many_tokens_is_right_whoever_computes_it() -> None:
+    x, weight = torch.randn(300, 32), torch.randn(50, 32)
+    torch.testing.assert_close(NATIVE.linear(x, weight), TORCH.linear(x, weight))

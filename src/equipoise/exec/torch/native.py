@@ -1,4 +1,4 @@
-"""The C kernels of paged.c: compiled once per machine with the system's compiler, called through ctypes."""
+"""The C kernels of kernels.c: compiled once per machine with the system's compiler, called through ctypes."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+import torch.nn.functional as F
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,12 +26,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-SOURCE = Path(__file__).with_name("paged.c")
+SOURCE = Path(__file__).with_name("kernels.c")
 # Compiled and linked apart: linking with -ffast-math would flush denormals in the whole process.
 COMPILE_FLAGS = ("-O3", "-march=native", "-ffast-math", "-fopenmp", "-fPIC", "-std=c11")
 LINK_FLAGS = ("-shared", "-fopenmp")
 COMPILE_TIMEOUT_S = 120
 MAX_HEAD_DIM = 256
+LINEAR_MOST_TOKENS = 64
+"""Linear layers of more tokens go to torch, whose MKL is the faster one then. Not on AMD processors, where MKL
+makes no use of AVX-512: there ours is 1.2 to 1.8 times as fast at every size (benchmarks/linear_cpu.py)."""
 
 _I = ctypes.c_int64
 _P = ctypes.c_void_p
@@ -40,6 +45,7 @@ _SIGNATURES: dict[str, list[type]] = {
     "rotate": [_P, _I, _I, _I, _I, _P, _P, _I, _P, _F, _I],
     "rms_norm": [_P, _P, _P, _I, _I, _F, _I],
     "silu_mul": [_P, _P, _I, _I, _I],
+    "linear": [_P, _P, _P, _P, _I, _I, _I, _I, _I],
 }
 
 
@@ -56,6 +62,15 @@ class _Layer(ctypes.Structure):
         ("softcap", _F),
         ("sinks", _P),
     )
+
+
+def torch_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, add_to: Tensor | None = None) -> Tensor:
+    """`Ops.linear` in torch."""
+    if add_to is None:
+        return F.linear(x, weight, bias)
+    if bias is not None:
+        add_to += bias
+    return add_to.addmm_(x, weight.t())
 
 
 class CompileError(Exception):
@@ -77,6 +92,8 @@ class NativeOps:
         self._rotate = library.rotate
         self._rms_norm = library.rms_norm
         self._silu_mul = library.silu_mul
+        self._linear = library.linear
+        self._linear_most_tokens = _linear_most_tokens() if library.has_linear() else 0
         self._layers: dict[LayerPages, _Layer] = {}
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -88,6 +105,25 @@ class NativeOps:
         num_tokens, width = gate_up.shape
         out = gate_up.new_empty(num_tokens, width // 2)
         self._silu_mul(gate_up.data_ptr(), out.data_ptr(), num_tokens, width // 2, self._num_threads)
+        return out
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None, add_to: Tensor | None = None) -> Tensor:
+        num_tokens, size = x.shape
+        if num_tokens > self._linear_most_tokens:
+            return torch_linear(x, weight, bias, add_to)
+        num_rows = weight.shape[0]
+        out = x.new_empty(num_tokens, num_rows) if add_to is None else add_to
+        self._linear(
+            x.data_ptr(),
+            weight.data_ptr(),
+            None if bias is None else bias.data_ptr(),
+            out.data_ptr(),
+            num_tokens,
+            num_rows,
+            size,
+            add_to is not None,
+            self._num_threads,
+        )
         return out
 
     def rotate(
@@ -171,7 +207,7 @@ def _load(cache_dir: Path) -> ctypes.CDLL:
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         raise CompileError("no C compiler (cc, gcc or clang) on the path")
-    path = cache_dir / f"paged-{_fingerprint(compiler)}.so"
+    path = cache_dir / f"kernels-{_fingerprint(compiler)}.so"
     if not path.exists():
         _compile(compiler, path)
     try:
@@ -184,11 +220,19 @@ def _fingerprint(compiler: str) -> str:
     """Differs whenever a library compiled before might not fit: source, flags, compiler, processor."""
     digest = hashlib.sha256(SOURCE.read_bytes())
     digest.update(" ".join((compiler, *COMPILE_FLAGS, *LINK_FLAGS, platform.machine(), platform.processor())).encode())
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        lines = cpuinfo.read_text().splitlines()
-        digest.update(next((line for line in lines if line.startswith(("flags", "Features"))), "").encode())
+    digest.update(_cpuinfo("flags", "Features").encode())
     return digest.hexdigest()[:16]
+
+
+def _linear_most_tokens() -> int:
+    return sys.maxsize if "AuthenticAMD" in _cpuinfo("vendor_id") else LINEAR_MOST_TOKENS
+
+
+def _cpuinfo(*fields: str) -> str:
+    """The first line of /proc/cpuinfo that starts with one of `fields`; empty where there is none."""
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text().splitlines() if path.exists() else []
+    return next((line for line in lines if line.startswith(fields)), "")
 
 
 def _compile(compiler: str, path: Path) -> None:
@@ -196,7 +240,7 @@ def _compile(compiler: str, path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-            compiled, linked = Path(folder) / "paged.o", Path(folder) / "paged.so"
+            compiled, linked = Path(folder) / "kernels.o", Path(folder) / "kernels.so"
             _call([compiler, *COMPILE_FLAGS, "-c", str(SOURCE), "-o", str(compiled)])
             _call([compiler, *LINK_FLAGS, str(compiled), "-o", str(linked), "-lm"])
             os.replace(linked, path)

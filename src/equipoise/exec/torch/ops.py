@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 import torch.nn.functional as F
 
-from equipoise.exec.torch.native import MAX_HEAD_DIM, CompileError, NativeOps
+from equipoise.exec.torch.native import MAX_HEAD_DIM, CompileError, NativeOps, torch_linear
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,6 +28,11 @@ class Ops(Protocol):
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """x: (T, size), weight: (size,) -> (T, size)."""
+        ...
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None, add_to: Tensor | None = None) -> Tensor:
+        """x (T, in), contiguous, weight (out, in), bias (out,) -> x weight^T + bias, (T, out); added to `add_to`
+        in place when that is given."""
         ...
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
@@ -70,6 +75,9 @@ class TorchOps:
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return F.rms_norm(x, weight.shape, weight, eps)
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None, add_to: Tensor | None = None) -> Tensor:
+        return torch_linear(x, weight, bias, add_to)
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, -1)

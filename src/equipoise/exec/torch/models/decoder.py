@@ -74,17 +74,17 @@ class Decoder:
         hidden = F.embedding(token_ids, self._embedding)  # (T, E)
         for layer, pages in zip(self._layers, self._pages, strict=True):
             attended = self._attend(layer, pages, ops.rms_norm(hidden, layer.input_norm, eps), batch)
-            hidden = _add_linear(hidden, attended, layer.o, layer.o_bias)
-            gate_up = F.linear(ops.rms_norm(hidden, layer.mlp_norm, eps), layer.gate_up, layer.gate_up_bias)
-            hidden = _add_linear(hidden, ops.silu_mul(gate_up), layer.down, layer.down_bias)
+            ops.linear(attended, layer.o, layer.o_bias, add_to=hidden)
+            gate_up = ops.linear(ops.rms_norm(hidden, layer.mlp_norm, eps), layer.gate_up, layer.gate_up_bias)
+            ops.linear(ops.silu_mul(gate_up), layer.down, layer.down_bias, add_to=hidden)
         wanted = ops.rms_norm(hidden[batch.logit_rows], self._norm, eps)
-        return F.linear(wanted, self._head).float()
+        return ops.linear(wanted, self._head).float()
 
     def _attend(self, layer: Layer, pages: LayerPages, x: Tensor, batch: Batch) -> Tensor:
         """x: (T, E), normed -> (T, H D)."""
         spec, ops = self._spec, self._ops
         heads, kv_heads = spec.num_heads, spec.num_kv_heads
-        qkv = F.linear(x, layer.qkv, layer.qkv_bias).view(len(x), heads + 2 * kv_heads, spec.head_dim)
+        qkv = ops.linear(x, layer.qkv, layer.qkv_bias).view(len(x), heads + 2 * kv_heads, spec.head_dim)
         queries, keys, values = torch.split(qkv, [heads, kv_heads, kv_heads], 1)
         if layer.q_norm is None:
             ops.rotate(qkv[:, : heads + kv_heads], batch.positions, self._rope_tables)
@@ -93,13 +93,6 @@ class Decoder:
             ops.rotate(keys, batch.positions, self._rope_tables, layer.k_norm, spec.norm_eps)
         out = attend(ops, layer.attention, pages, queries, keys, values, batch)
         return out.view(len(x), heads * spec.head_dim)
-
-
-def _add_linear(hidden: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """hidden + linear(x), in place of `hidden`."""
-    if bias is not None:
-        hidden += bias
-    return hidden.addmm_(x, weight.t())
 
 
 class _Reader:

@@ -1,5 +1,5 @@
 /* CPU kernels of a step, float32: paged attention of single query tokens, rotary embedding, page writes,
- * RMS norm and the gated activation. Loaded by native.py through ctypes.
+ * RMS norm, the gated activation and linear layers. Loaded by native.py through ctypes.
  *
  * Pages: (num_pages, num_kv_heads, page_size, head_dim), contiguous. A query token sees the keys
  * [max(0, len - window), len) of its row of the page table. */
@@ -200,6 +200,95 @@ void silu_mul(const float *gate_up, float *out, int64_t num_tokens, int64_t size
 #pragma omp parallel for num_threads(num_threads) if (num_tokens * size > 16383)
     for (int64_t t = 0; t < num_tokens; t++) {
         const float *gate = gate_up + 2 * t * size, *up = gate + size;
-        for (int64_t i = 0; i < size; i++) out[t * size + i] = gate[i] / (1 + expf(-gate[i])) * up[i];
+        for (int64_t i = 0; i < size; i++) {
+            const float power = -gate[i] < 80 ? -gate[i] : 80; /* an infinite sum would divide to NaN here */
+            out[t * size + i] = gate[i] / (1 + expf(power)) * up[i];
+        }
     }
 }
+
+/* ---------------------------------------------------------------- linear layers
+ *
+ * Weights are read along their rows, as checkpoints store them; ROWS rows by up to TOKENS tokens at once, whose
+ * sums fill 24 of the 32 registers of AVX-512. A panel of rows that fits the second-level cache is used for all
+ * tokens before the next is read, so that weights come from memory once. */
+
+#ifdef __AVX512F__
+
+#define LANES 16
+#define ROWS 4
+#define TOKENS 6
+#define PANEL_BYTES 262144
+typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+
+typedef struct {
+    const float *x, *weight, *bias; /* (num_tokens, size), (num_rows, size), (num_rows) or NULL */
+    float *out;                     /* (num_tokens, num_rows) */
+    int64_t num_tokens, num_rows, size, add; /* add: sum onto what out holds */
+} Linear;
+
+INLINE void multiply(const Linear *l, int64_t token, int64_t row, const int tokens, const int rows) {
+    const float *x = l->x + token * l->size, *weight = l->weight + row * l->size;
+    vec sums[TOKENS][ROWS];
+    for (int t = 0; t < tokens; t++)
+        for (int r = 0; r < rows; r++) sums[t][r] = (vec){0};
+    int64_t at = 0;
+    for (; at + LANES <= l->size; at += LANES) {
+        vec weights[ROWS];
+#pragma GCC unroll 4
+        for (int r = 0; r < rows; r++) weights[r] = *(const vec *)(weight + r * l->size + at);
+#pragma GCC unroll 6
+        for (int t = 0; t < tokens; t++) {
+            const vec input = *(const vec *)(x + t * l->size + at);
+#pragma GCC unroll 4
+            for (int r = 0; r < rows; r++) sums[t][r] += weights[r] * input;
+        }
+    }
+    for (int t = 0; t < tokens; t++)
+        for (int r = 0; r < rows; r++) {
+            float total = l->bias ? l->bias[row + r] : 0;
+            for (int i = 0; i < LANES; i++) total += sums[t][r][i];
+            for (int64_t i = at; i < l->size; i++) total += weight[r * l->size + i] * x[t * l->size + i];
+            float *out = l->out + (token + t) * l->num_rows + row + r;
+            *out = l->add ? *out + total : total;
+        }
+}
+
+INLINE void multiply_tokens(const Linear *l, int64_t token, int64_t row, int64_t tokens, const int rows) {
+    switch (tokens) { /* constants: the sums must be registers */
+    case 1: multiply(l, token, row, 1, rows); break;
+    case 2: multiply(l, token, row, 2, rows); break;
+    case 3: multiply(l, token, row, 3, rows); break;
+    case 4: multiply(l, token, row, 4, rows); break;
+    case 5: multiply(l, token, row, 5, rows); break;
+    default: multiply(l, token, row, 6, rows);
+    }
+}
+
+/* out = x weight^T + bias, or out += that. */
+void linear(const float *x, const float *weight, const float *bias, float *out, int64_t num_tokens, int64_t num_rows,
+            int64_t size, int64_t add, int64_t num_threads) {
+    const Linear l = {x, weight, bias, out, num_tokens, num_rows, size, add};
+    const int64_t share = (num_rows + num_threads - 1) / num_threads;
+    const int64_t panel = (least(PANEL_BYTES / 4 / size + 1, share) + ROWS - 1) / ROWS * ROWS;
+    const int64_t num_panels = (num_rows + panel - 1) / panel, num_blocks = (num_tokens + TOKENS - 1) / TOKENS;
+#pragma omp parallel for num_threads(num_threads) if (num_tokens * num_rows * size > 262143)
+    for (int64_t p = 0; p < num_panels; p++) {
+        const int64_t end = least(num_rows, (p + 1) * panel);
+        for (int64_t b = 0; b < num_blocks; b++) {
+            const int64_t token = num_tokens * b / num_blocks, tokens = num_tokens * (b + 1) / num_blocks - token;
+            int64_t row = p * panel;
+            for (; row + ROWS <= end; row += ROWS) multiply_tokens(&l, token, row, tokens, ROWS);
+            for (; row < end; row++) multiply_tokens(&l, token, row, tokens, 1);
+        }
+    }
+}
+
+int64_t has_linear(void) { return 1; }
+
+#else /* without AVX-512 the library that torch brings is the better one */
+
+void linear(void) {}
+int64_t has_linear(void) { return 0; }
+
+#endif
