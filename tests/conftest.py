@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.checkpoints import checkpoint
 from tests.serving import Server, serve, sim_flags, write_tiny_tokenizer
 
 if TYPE_CHECKING:
@@ -23,4 +24,12 @@ def sim_server(tiny_tokenizer: Path) -> Iterator[Server]:
     """A simulated server: a token per millisecond, prompts of up to 200,000 tokens, bodies of up to 4 MiB."""
     flags = ("--sim-max-model-len", "200000", "--sim-num-pages", "40000", "--max-body-mb", "4")
     with serve(*sim_flags(tiny_tokenizer, *flags)) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def torch_server() -> Iterator[Server]:
+    """A tiny random llama, served as "tiny", whose tool calls are read in hermes format."""
+    flags = ("--model", str(checkpoint("llama")), "--num-pages", "512", "--served-model-name", "tiny")
+    with serve(*flags, "--tool-parser", "hermes") as server:
         yield server

@@ -6,19 +6,19 @@ import contextlib
 import json
 import os
 import re
-import select
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
 CHAT_TEMPLATE = """{% if tools %}<tools>{% for tool in tools %}{{ tool | tojson }}{% endfor %}</tools>
 Answer with <tool_call>{"name": ..., "arguments": ...}</tool_call>
@@ -50,12 +50,12 @@ def write_tiny_tokenizer(folder: Path, *, chat_template: str | None = CHAT_TEMPL
 
 @dataclass
 class Server:
-    """A running server. `log` is what it wrote to stderr so far; call `read_log` first."""
+    """A running server; its stderr goes into the file `log`."""
 
     process: subprocess.Popen[bytes]
     url: str
     name: str
-    lines: list[str] = field(default_factory=list)
+    log: Path
     was_told_to_stop: bool = False
 
     @property
@@ -68,13 +68,7 @@ class Server:
 
     def read_log(self) -> str:
         """Everything on stderr so far."""
-        assert self.process.stderr is not None
-        while select.select([self.process.stderr], [], [], 0)[0]:
-            line = self.process.stderr.readline()
-            if not line:
-                break
-            self.lines.append(line.decode("utf-8", "replace"))
-        return "".join(self.lines)
+        return self.log.read_text(errors="replace")
 
     def signal(self, number: int = signal.SIGTERM) -> None:
         """Send a signal to the server process."""
@@ -96,46 +90,40 @@ def serve(*flags: str, exit_code: int | None = 0, env: dict[str, str] | None = N
     """`equipoise serve` with `flags`, ready to answer; told to stop at the end.
 
     `exit_code` is what it must end with, None for any; a traceback in its log is an error unless it is None."""
-    process = subprocess.Popen(
-        command(*flags),
-        stdin=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        bufsize=0,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})},
-    )
-    try:
-        server = _wait_ready(process)
-        yield server
-        if process.poll() is None and not server.was_told_to_stop:
-            server.signal()
-        code = server.wait()
-        log = server.read_log()
-        if exit_code is not None:
-            assert code == exit_code, f"exit code {code}, expected {exit_code}:\n{log}"
-            assert "Traceback" not in log, log
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
-        assert process.stderr is not None
-        process.stderr.close()
+    with tempfile.NamedTemporaryFile(prefix="equipoise-", suffix=".log") as log:
+        process = subprocess.Popen(
+            command(*flags),
+            stdin=subprocess.DEVNULL,
+            stderr=log,
+            env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})},
+        )
+        try:
+            server = _wait_ready(process, Path(log.name))
+            yield server
+            if process.poll() is None and not server.was_told_to_stop:
+                server.signal()
+            code = server.wait()
+            text = server.read_log()
+            if exit_code is not None:
+                assert code == exit_code, f"exit code {code}, expected {exit_code}:\n{text}"
+                assert "Traceback" not in text, text
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
 
 
-def _wait_ready(process: subprocess.Popen[bytes]) -> Server:
-    assert process.stderr is not None
-    lines: list[str] = []
+def _wait_ready(process: subprocess.Popen[bytes], log: Path) -> Server:
     deadline = time.monotonic() + STARTUP_S
     while time.monotonic() < deadline:
-        if not select.select([process.stderr], [], [], 0.5)[0]:
-            continue
-        line = process.stderr.readline().decode("utf-8", "replace")
-        if not line:
-            break
-        lines.append(line)
-        match = READY.search(line)
+        is_over = process.poll() is not None
+        match = READY.search(log.read_text(errors="replace"))
         if match:
-            return Server(process, match["url"], match["name"], lines)
-    raise AssertionError(f"the server did not become ready, exit code {process.poll()}:\n{''.join(lines)}")
+            return Server(process, match["url"], match["name"], log)
+        if is_over:
+            break
+        time.sleep(0.02)
+    raise AssertionError(f"the server did not become ready, exit code {process.poll()}:\n{log.read_text()}")
 
 
 def sim_flags(folder: Path, *more: str, step_ms: float = 1.0) -> Sequence[str]:

@@ -8,14 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.checkpoints import checkpoint
-from tests.serving import Server, serve
 
 from equipoise.server.app import ROUTES
 from equipoise.server.schemas import ChatBody, CompletionBody, GenerateBody, GenerateParams
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from tests.serving import Server
 
 PAGE = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
 EXAMPLES = [
@@ -25,17 +23,10 @@ EXAMPLES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    flags = ("--model", str(checkpoint("llama")), "--served-model-name", "demo", "--num-pages", "512")
-    with serve(*flags, "--max-model-len", "512") as server:
-        yield server
-
-
 @pytest.mark.parametrize("command", EXAMPLES)
-def test_examples_run(server: Server, command: str) -> None:
+def test_examples_run(torch_server: Server, command: str) -> None:
     assert "http://127.0.0.1:8000" in command
-    line = command.replace("http://127.0.0.1:8000", server.url)
+    line = command.replace("http://127.0.0.1:8000", torch_server.url)
     done = subprocess.run(["bash", "-c", f"{line} --fail-with-body"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
     assert done.stdout

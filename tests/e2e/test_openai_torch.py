@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import openai
 import pytest
-from tests.checkpoints import checkpoint
-from tests.serving import Server, serve
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from tests.serving import Server
 
 MODEL = "tiny"
 PARAMETERS = {
@@ -26,13 +26,6 @@ TOOLS = [
     for name in ("weather", "traffic")
 ]
 USER = [{"role": "user", "content": "Weather?"}]
-
-
-@pytest.fixture(scope="module")
-def torch_server() -> Iterator[Server]:
-    flags = ("--model", str(checkpoint("llama")), "--num-pages", "512", "--served-model-name", MODEL)
-    with serve(*flags, "--tool-parser", "hermes") as server:
-        yield server
 
 
 @pytest.fixture(scope="module")

@@ -101,7 +101,7 @@ def test_a_client_that_never_reads_does_not_keep_the_server_up(tiny_tokenizer: P
         body = {"prompt": ["a"] * 64, "max_tokens": 30_000, "ignore_eos": True, "stream": True}
         connection.sendall(request_bytes(COMPLETIONS, json.dumps(body).encode()))
         wait_for(running(server, 64), "64 running")
-        time.sleep(2.5)  # the socket's buffers fill
+        time.sleep(1.0)  # the socket's buffers fill
         server.signal(signal.SIGTERM)
         assert server.wait(10) == 0
 
@@ -195,6 +195,29 @@ def test_a_port_in_use_is_told_before_anything_is_loaded() -> None:
         )
     assert done.returncode == 2
     assert done.stderr == f"equipoise: port: cannot listen on 127.0.0.1:{port}: Address already in use\n"
+
+
+def test_a_port_that_is_lost_while_the_engine_starts(tiny_tokenizer: Path) -> None:
+    with socket.socket() as rival:
+        rival.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        rival.bind(("127.0.0.1", 0))
+        port = str(rival.getsockname()[1])
+        words = [sys.executable, "-m", "equipoise", "serve", *sim_flags(tiny_tokenizer), "--port", port]
+        process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
+        wait_for(lambda: bool(psutil.Process(process.pid).children()), "a rank process")
+        rival.listen()
+        _, errors = process.communicate(timeout=20)
+    assert process.returncode == 2
+    assert errors.splitlines()[-1] == f"equipoise: port: cannot listen on 127.0.0.1:{port}: Address already in use"
+    assert "Traceback" not in errors
+
+
+def test_an_ipv6_address(tiny_tokenizer: Path) -> None:
+    with serve(*sim_flags(tiny_tokenizer), "--host", "::1") as server:
+        assert server.url.startswith("http://[::1]:")
+        with socket.create_connection(("::1", server.port), timeout=10) as connection:
+            connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert status_of(read_all(connection)) == 200
 
 
 @pytest.mark.parametrize(

@@ -23,3 +23,13 @@ def bind(host: str, port: int) -> socket.socket:
         raise ConfigError(f"port: cannot listen on {host}:{port}: {error.strerror}") from None
     listener.setblocking(False)
     return listener
+
+
+def listen(listener: socket.socket, backlog: int) -> None:
+    """Begin to take connections. Raises ConfigError when someone else began to listen after `bind`."""
+    try:
+        listener.listen(backlog)
+    except OSError as error:
+        host, port = listener.getsockname()[:2]
+        listener.close()
+        raise ConfigError(f"port: cannot listen on {host}:{port}: {error.strerror}") from None

@@ -22,6 +22,7 @@ from equipoise.obs.log import setup_logging
 from equipoise.server.app import build_app
 from equipoise.server.chat import ChatTemplate
 from equipoise.server.client import AsyncEngine
+from equipoise.server.listen import listen
 from equipoise.server.service import Service
 from equipoise.server.tools import detect_tool_format
 
@@ -149,6 +150,7 @@ class _Server(uvicorn.Server):
 
 
 async def _serve(service: Service, listener: socket.socket, on_ready: Callable[[], None], stop: asyncio.Event) -> int:
+    listen(listener, BACKLOG)
     web = _Server(
         uvicorn.Config(
             build_app(service),
