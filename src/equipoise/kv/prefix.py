@@ -51,8 +51,7 @@ class PrefixIndex:
 
     def publish(self, key: bytes, page: int) -> None:
         """Make `page` findable by `key`, unless another page is already or `page` has a key."""
-        if key not in self._page_of and self._key_of[page] is None:
-            self._page_of[key] = page
+        if self._key_of[page] is None and self._page_of.setdefault(key, page) == page:
             self._key_of[page] = key
 
     def has_key(self, page: int) -> bool:
