@@ -8,7 +8,7 @@ import numpy as np
 
 from equipoise.errors import PageError
 from equipoise.kv.pages import PagePool
-from equipoise.kv.prefix import PrefixIndex, extend_keys
+from equipoise.kv.prefix import BYTES_PER_TOKEN, PrefixIndex, append_keys, extend_keys
 from equipoise.kv.protocol import PrefixMatch
 
 if TYPE_CHECKING:
@@ -103,13 +103,26 @@ class PagedKV:
         return pages
 
     def publish(self, request: Request, tokens: Tokens, upto: int) -> None:
-        first, num_full = request.num_published, upto // self.page_size
-        if num_full <= first or not self._shares:
+        num_full = upto // self.page_size
+        if self._shares and num_full > request.num_published:
+            extend_keys(request.page_keys, request.prefix_salt, tokens, self.page_size, num_full)
+            self._publish(request, num_full)
+
+    def publish_next(self, requests: Sequence[Request], tokens: Tokens) -> None:
+        if not self._shares:
             return
-        keys, pages, publish = request.page_keys, request.pages, self._index.publish
-        extend_keys(keys, request.prefix_salt, tokens, self.page_size, num_full)
+        data, page_bytes = tokens.tobytes(), self.page_size * BYTES_PER_TOKEN
+        for request, start in zip(requests, range(0, len(data), page_bytes), strict=True):
+            if len(request.page_keys) == request.num_published:
+                append_keys(request.page_keys, request.prefix_salt, data[start : start + page_bytes], page_bytes)
+        for request in requests:
+            self._publish(request, request.num_published + 1)
+
+    def _publish(self, request: Request, num_full: int) -> None:
+        """Let others find its pages up to `num_full`, whose keys are known."""
+        keys, pages, first = request.page_keys, request.pages, request.num_published
         for i in range(first, num_full):
-            publish(keys[i], pages[i])
+            self._index.publish(keys[i], pages[i])
         request.num_published = num_full
         if self._memo is not None and self._memo.next_key in keys[first:num_full]:
             self._memo = None

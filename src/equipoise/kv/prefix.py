@@ -17,14 +17,16 @@ BYTES_PER_TOKEN = 4
 
 def extend_keys(keys: list[bytes], salt: str, tokens: Tokens, page_size: int, num_pages: int) -> None:
     """Append to `keys` until it has `num_pages` entries. `tokens`: (>= num_pages * page_size,) int32."""
-    if len(keys) >= num_pages:
-        return
-    first = len(keys)
+    if len(keys) < num_pages:
+        data = tokens[len(keys) * page_size : num_pages * page_size].tobytes()
+        append_keys(keys, salt, data, page_size * BYTES_PER_TOKEN)
+
+
+def append_keys(keys: list[bytes], salt: str, data: bytes, page_bytes: int) -> None:
+    """Append the keys of the next pages, whose tokens are `data`, `page_bytes` each."""
     parent = keys[-1] if keys else sha256(salt.encode()).digest()
-    data = tokens[first * page_size : num_pages * page_size].tobytes()
-    width = page_size * BYTES_PER_TOKEN
-    for start in range(0, len(data), width):
-        parent = sha256(parent + data[start : start + width]).digest()
+    for start in range(0, len(data), page_bytes):
+        parent = sha256(parent + data[start : start + page_bytes]).digest()
         keys.append(parent)
 
 

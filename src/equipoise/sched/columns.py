@@ -85,6 +85,11 @@ class Columns:
         self.page_table[seats, capacity // self.page_size] = pages
         self.capacity[seats] = capacity + self.page_size
 
+    def last_page_tokens(self, seats: NDArray[np.int64], ends: NDArray[np.int64]) -> Tokens:
+        """(n, page_size) tokens of the pages that end with position `ends`, (n,), of `seats`, (n,)."""
+        tokens: Tokens = self.tokens[seats[:, None], ends[:, None] + np.arange(1 - self.page_size, 1)]
+        return tokens
+
     def unseat(self, request: Request, seat: int) -> None:
         """Free `seat`; the outputs known so far go back into `request.output_ids`."""
         self.read_outputs(request, seat)

@@ -322,9 +322,9 @@ class Scheduler:
         if not len(rows):
             return
         rows = rows[columns.handle[plan.decode_seats[rows]] == plan.sampled_handles[rows]]
-        seats, ends = plan.decode_seats[rows].tolist(), (plan.decode_starts[rows] + ONE).tolist()
-        for seat, upto in zip(seats, ends, strict=True):
-            self.kv.publish(self._places.at(seat), columns.tokens[seat], upto)
+        seats = plan.decode_seats[rows]
+        requests = [self._places.at(seat) for seat in seats.tolist()]
+        self.kv.publish_next(requests, columns.last_page_tokens(seats, plan.decode_starts[rows]))
 
     def _end_stopped(
         self, seats: NDArray[np.int64], tokens: NDArray[np.int32], known: NDArray[np.int64]
