@@ -70,7 +70,8 @@ class Planner:
         plan = StepPlan(view.step)
         self._budget.begin_step()
         self._wake_blocked()
-        self._make_way(plan)
+        if may_admit:
+            self._make_way(plan)
         num_made_way = len(plan.preempted)
         self._plan_decodes(plan, num_outstanding)
         self._plan_drafts(plan)
