@@ -2,7 +2,7 @@
 
 A Llama of 0.75M parameters over characters, seeded, one thread, about twelve minutes. Needs torch,
 tokenizers and safetensors. Ends with the share of held-out additions and of counts that came out
-right, alone and behind a long context; exits with 1 when one of them is below 0.95.
+right, alone and behind a long context; exits with 1 when one of them is below 0.9.
 
 Sequences are packed with examples; between them positions jump ahead at random, so that distances
 far beyond the trained length are no news to the model.
@@ -32,7 +32,7 @@ STEP_TOKENS = 2048
 LENGTHS, LENGTH_WEIGHTS = (64, 128, 256, 512, 2048), (30, 35, 20, 10, 5)
 PHASES = ((examples.EARLY_MIX, 2000, 1.0), (examples.LATE_MIX, 800, 0.6), (examples.LATE_MIX, 800, 0.5))
 """What is drawn, for how many steps, and the peak of the learning rate as a share of the full one."""
-LEAST_ACCURACY = 0.95
+LEAST_ACCURACY = 0.9
 DEMO = Path(__file__).parent.parent / "src" / "equipoise" / "demo"
 
 CHAT_TEMPLATE = """\
