@@ -218,8 +218,10 @@ void silu_mul(const float *gate_up, float *out, int64_t num_tokens, int64_t size
 #define LANES 16
 #define ROWS 4
 #define TOKENS 6
-#define PANEL_BYTES 262144
+#define PANEL_BYTES 524288
 typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef float half __attribute__((vector_size(2 * LANES)));
+typedef float quad __attribute__((vector_size(16), aligned(4), may_alias));
 
 typedef struct {
     const float *x, *weight, *bias; /* (num_tokens, size), (num_rows, size), (num_rows) or NULL */
@@ -227,11 +229,27 @@ typedef struct {
     int64_t num_tokens, num_rows, size, add; /* add: sum onto what out holds */
 } Linear;
 
+/* The sums of four vectors, as four numbers. */
+INLINE quad fold(const vec *v) {
+    quad parts[4];
+    for (int i = 0; i < 4; i++) {
+        const half h = __builtin_shufflevector(v[i], v[i], 0, 1, 2, 3, 4, 5, 6, 7) +
+                       __builtin_shufflevector(v[i], v[i], 8, 9, 10, 11, 12, 13, 14, 15);
+        parts[i] = __builtin_shufflevector(h, h, 0, 1, 2, 3) + __builtin_shufflevector(h, h, 4, 5, 6, 7);
+    }
+    const quad low = __builtin_shufflevector(parts[0], parts[1], 0, 4, 1, 5) +
+                     __builtin_shufflevector(parts[0], parts[1], 2, 6, 3, 7);
+    const quad high = __builtin_shufflevector(parts[2], parts[3], 0, 4, 1, 5) +
+                      __builtin_shufflevector(parts[2], parts[3], 2, 6, 3, 7);
+    return __builtin_shufflevector(low, high, 0, 1, 4, 5) + __builtin_shufflevector(low, high, 2, 3, 6, 7);
+}
+
+/* out[token, row] of a few tokens and rows. */
 INLINE void multiply(const Linear *l, int64_t token, int64_t row, const int tokens, const int rows) {
     const float *x = l->x + token * l->size, *weight = l->weight + row * l->size;
     vec sums[TOKENS][ROWS];
     for (int t = 0; t < tokens; t++)
-        for (int r = 0; r < rows; r++) sums[t][r] = (vec){0};
+        for (int r = 0; r < ROWS; r++) sums[t][r] = (vec){0};
     int64_t at = 0;
     for (; at + LANES <= l->size; at += LANES) {
         vec weights[ROWS];
@@ -244,14 +262,15 @@ INLINE void multiply(const Linear *l, int64_t token, int64_t row, const int toke
             for (int r = 0; r < rows; r++) sums[t][r] += weights[r] * input;
         }
     }
-    for (int t = 0; t < tokens; t++)
-        for (int r = 0; r < rows; r++) {
-            float total = l->bias ? l->bias[row + r] : 0;
-            for (int i = 0; i < LANES; i++) total += sums[t][r][i];
-            for (int64_t i = at; i < l->size; i++) total += weight[r * l->size + i] * x[t * l->size + i];
-            float *out = l->out + (token + t) * l->num_rows + row + r;
-            *out = l->add ? *out + total : total;
-        }
+#pragma GCC unroll 6
+    for (int t = 0; t < tokens; t++) {
+        quad totals = fold(sums[t]);
+        for (int64_t i = at; i < l->size; i++)
+            for (int r = 0; r < rows; r++) totals[r] += weight[r * l->size + i] * x[t * l->size + i];
+        float *out = l->out + (token + t) * l->num_rows + row;
+        for (int r = 0; r < rows; r++)
+            out[r] = (l->add ? out[r] : 0) + (l->bias ? l->bias[row + r] : 0) + totals[r];
+    }
 }
 
 INLINE void multiply_tokens(const Linear *l, int64_t token, int64_t row, int64_t tokens, const int rows) {
