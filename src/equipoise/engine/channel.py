@@ -7,6 +7,7 @@ Queues have no mark: what is under way is bounded by the requests that were admi
 from __future__ import annotations
 
 import os
+import weakref
 from contextlib import suppress
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
@@ -71,7 +72,11 @@ class Channel(Generic[_In, _Out]):
         self._poller.register(self._wake_read, zmq.POLLIN)
         self._decoder = msgspec.msgpack.Decoder(incoming)
         self._encoder = msgspec.msgpack.Encoder()
-        self._is_open = True
+        # Left to the garbage collector, the context would wait for ever for sockets that it collects as well.
+        self._release = weakref.finalize(
+            self, _release, self._context, (self._in, self._out), (self._wake_read, self._wake_write)
+        )
+        self._release.atexit = False  # threads may still be using them then
 
     def _socket(self, kind: int) -> zmq.Socket[bytes]:
         socket = self._context.socket(kind)
@@ -102,17 +107,23 @@ class Channel(Generic[_In, _Out]):
 
     def poke(self) -> None:
         """See LoopChannel."""
-        if self._is_open:
+        if self._release.alive:
             with suppress(BlockingIOError):  # thousands of pokes wait already: one is enough
                 os.write(self._wake_write, b"!")
 
     def close(self) -> None:
         """Send what is queued, for at most LINGER_MS, and free the sockets. Idempotent."""
-        if self._is_open:
-            self._is_open = False
-            self._context.destroy(linger=LINGER_MS)
-            os.close(self._wake_read)
-            os.close(self._wake_write)
+        self._release()
+
+
+def _release(
+    context: zmq.Context[zmq.Socket[bytes]], sockets: tuple[zmq.Socket[bytes], ...], pipe: tuple[int, int]
+) -> None:
+    for socket in sockets:
+        socket.close(linger=LINGER_MS)
+    context.term()
+    for end in pipe:
+        os.close(end)
 
 
 def server_end(addresses: Addresses) -> Channel[FromRank, ToRank]:
