@@ -192,6 +192,8 @@ CASES = [
     mixed(1, 768, 8, 15),
     queued("fcfs", by_lora=False, bar=10),
     queued("priority", by_lora=False, bar=10),
+    queued("fcfs", by_lora=True, bar=100),
+    queued("priority", by_lora=True, bar=100),
     blocked_head(),
     pressure(0),
     pressure(1),

@@ -80,6 +80,7 @@ class Adapter:
                 order=cfg.policy,
                 depth=int(cfg.async_sched),
                 max_waiting_reqs=MAX_WAITING_REQS,
+                max_loras=cfg.max_loras or None,
             ),
             CacheConfig(page_size=cfg.block_size, prefix_cache=cfg.prefix_caching),
             info,
@@ -99,6 +100,7 @@ class Adapter:
             max_model_len=self._max_model_len,
             arrival_s=float(self._num_requests),
             priority=priority,
+            lora=f"l{lora_id}" if lora_id else None,
         )
 
     def add(self, request: Request) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from tests.sched.rig import make_request
 
@@ -177,6 +178,49 @@ def test_known_tokens_are_prompt_and_outputs():
     assert known_tokens(request).tolist() == [1, 2, 3]
 
 
+def test_requests_are_extended_all_or_not_at_all():
+    kv = make_kv(4)
+    a, b = make_request(0, prompt=4), make_request(1, prompt=4)
+    assert admit(kv, a)
+    assert admit(kv, b)
+    assert kv.extend([b, a]) == [b.pages[1], a.pages[1]]
+    assert len({*a.pages, *b.pages}) == 4
+    assert kv.extend([a]) is None
+    assert (len(a.pages), len(b.pages)) == (2, 2)
+    kv.check()
+
+
+def test_pages_published_together_are_found_like_those_published_alone():
+    kv = make_kv()
+    a, b = make_request(0, prompt=list(range(8))), make_request(1, prompt=list(range(20, 28)))
+    for request in (a, b):
+        run(kv, request, upto=4)
+        assert kv.grow(request, 8)
+    kv.publish_next([b, a], np.stack([known_tokens(b)[4:8], known_tokens(a)[4:8]]))
+    for request in (a, b):
+        late = make_request(2, prompt=[*request.prompt_ids.tolist(), 9])
+        assert kv.match(late).pages == request.pages
+    kv.publish_next([], np.empty((0, 4), np.int32))
+    kv.check()
+
+
+def test_nothing_is_published_without_a_prefix_cache():
+    kv, request = make_kv(prefix_cache=False), make_request(prompt=4)
+    assert admit(kv, request)
+    kv.publish_next([request], known_tokens(request)[None])
+    assert request.page_keys == []
+    assert kv.match(make_request(1, prompt=5)) == NOTHING
+
+
+def test_preparing_hashes_what_the_match_needs():
+    kv, request = make_kv(), make_request(prompt=9)
+    kv.prepare(request)
+    keys = list(request.page_keys)
+    assert len(keys) == 2
+    kv.match(request)
+    assert request.page_keys == keys
+
+
 # ---------------------------------------------------------------- the remembered match
 
 
@@ -188,6 +232,16 @@ def test_a_remembered_match_grows_when_the_next_page_is_published():
     assert kv.match(late).num_tokens == 4
     assert kv.grow(a, 8)
     kv.publish(a, known_tokens(a), 8)
+    assert kv.match(late).num_tokens == 8
+
+
+def test_a_remembered_match_grows_when_the_next_page_is_published_with_others():
+    kv = make_kv()
+    a, late = make_request(0, prompt=list(range(8))), make_request(1, prompt=list(range(9)))
+    run(kv, a, upto=4)
+    assert kv.match(late).num_tokens == 4
+    assert kv.grow(a, 8)
+    kv.publish_next([a], known_tokens(a)[None, 4:8])
     assert kv.match(late).num_tokens == 8
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 from tests.sched.rig import make_request
 
 from equipoise.sched.columns import STOP_IDS_WIDTH, Columns
@@ -66,3 +67,23 @@ def test_tokens_widen_for_long_requests_and_keep_what_they_hold():
     assert columns.tokens[1, :2].tolist() == [5, 6]
     columns.seat(make_request(2, prompt=4990, max_tokens=10, max_model_len=5000), 0)
     assert columns.tokens.shape[1] == 5000
+
+
+def test_seats_gain_a_page_each():
+    columns = Columns(3, max_model_len=5000, page_size=4)
+    for handle, seat, pages in ((0, 2, [7]), (1, 0, [5, 6])):
+        request = make_request(handle)
+        request.pages = pages
+        columns.seat(request, seat)
+    columns.add_pages(np.array([2, 0]), [8, 9])
+    assert columns.page_table[[2, 0], :3].tolist() == [[7, 8, 0], [5, 6, 9]]
+    assert columns.capacity.tolist() == [12, 0, 8]
+
+
+def test_the_tokens_of_pages_are_gathered_by_their_ends():
+    columns = Columns(3, max_model_len=5000, page_size=4)
+    columns.seat(make_request(0, prompt=list(range(8))), 1)
+    columns.seat(make_request(1, prompt=list(range(20, 28))), 2)
+    tokens = columns.last_page_tokens(np.array([2, 1]), np.array([3, 7]))
+    assert tokens.tolist() == [[20, 21, 22, 23], [4, 5, 6, 7]]
+    assert tokens.dtype == np.int32

@@ -17,13 +17,16 @@ def test_seats_stay_in_the_order_in_which_they_came():
     assert len(roster) == 3
 
 
-def test_keep_drops_the_others():
+def test_many_leave_at_once_and_who_is_not_there_is_ignored():
     roster = Roster(5)
-    for seat in range(5):
+    for seat in (4, 0, 2, 1):
         roster.append(seat)
-    roster.keep(np.array([True, False, True, False, True]))
-    assert roster.seats().tolist() == [0, 2, 4]
-    roster.keep(np.zeros(3, bool))
+    roster.remove_all(np.array([0, 1, 3]))
+    assert roster.seats().tolist() == [4, 2]
+    roster.append(0)  # its leaving is over
+    roster.remove_all(np.array([4]))
+    assert roster.seats().tolist() == [2, 0]
+    roster.remove_all(np.array([0, 2]))
     assert len(roster) == 0
     assert roster.seats().tolist() == []
 

@@ -50,16 +50,19 @@ class PagedKV:
         """Pages that nobody owns and that can still be matched."""
         return self._pool.num_cached
 
+    def prepare(self, request: Request) -> None:
+        limit = self._most_matched(request)
+        if self._shares and request.uses_prefix_cache and len(request.page_keys) < limit:
+            extend_keys(request.page_keys, request.prefix_salt, known_tokens(request), self.page_size, limit)
+
     def match(self, request: Request) -> PrefixMatch:
         if not self._shares or not request.uses_prefix_cache:
             return NO_MATCH
         memo = self._memo
         if memo is not None and memo.request is request and memo.num_known == request.num_known:
             return memo.match
-        # The step must compute at least one token, or there would be no logits to draw from.
-        limit = (request.num_known - 1) // self.page_size
-        if len(request.page_keys) < limit:
-            extend_keys(request.page_keys, request.prefix_salt, known_tokens(request), self.page_size, limit)
+        self.prepare(request)
+        limit = self._most_matched(request)
         pages = self._index.find(request.page_keys, limit)
         match = PrefixMatch(pages, len(pages) * self.page_size)
         next_key = request.page_keys[len(pages)] if len(pages) < limit else None
@@ -72,8 +75,7 @@ class PagedKV:
         pool = self._pool
         if pool.num_free < reserve:
             return False
-        revived = sum(1 for page in match.pages if pool.is_cached(page))
-        if pool.num_free - revived < reserve:
+        if pool.num_free - pool.num_cached_among(match.pages) < reserve:
             return False
         pool.share(match.pages)
         request.pages = list(match.pages)
@@ -128,8 +130,7 @@ class PagedKV:
             self._memo = None
 
     def release(self, request: Request) -> None:
-        for page in reversed(request.pages):
-            self._pool.give_back(page, keep=self._index.has_key(page))
+        self._pool.give_back_all(reversed(request.pages), self._index.has_key)
         request.pages = []
         request.num_published = 0
 
@@ -144,6 +145,10 @@ class PagedKV:
         for page in range(self.num_pages):
             if not self._pool.num_owners(page) and self._index.has_key(page) != self._pool.is_cached(page):
                 raise PageError(f"page {page} has no owner; it has a key and is not cached, or the other way round")
+
+    def _most_matched(self, request: Request) -> int:
+        """Pages. The step must compute at least one token, or there would be no logits to draw from."""
+        return (request.num_known - 1) // self.page_size
 
     def _evict(self, page: int) -> None:
         """A cached page goes to a new owner: nobody matches it any more."""

@@ -72,15 +72,25 @@ class PagePool:
 
     def give_back(self, page: int, *, keep: bool) -> None:
         """Remove one owner of `page`. When it was the last, the page is cached if `keep`, else free."""
-        owners = self._num_owners[page] - 1
-        if owners < 0:
-            raise PageError(f"page {page} has no owner and cannot be given back")
-        self._num_owners[page] = owners
-        if owners == 0:
-            if keep:
-                self._cached[page] = None
-            else:
-                self._free.append(page)
+        self.give_back_all((page,), lambda _page: keep)
+
+    def give_back_all(self, pages: Iterable[int], keep: Callable[[int], bool]) -> None:
+        """Remove one owner of each of `pages`, in this order; those that lose their last are cached if `keep(page)`."""
+        num_owners, cached, free = self._num_owners, self._cached, self._free
+        for page in pages:
+            owners = num_owners[page] - 1
+            if owners < 0:
+                raise PageError(f"page {page} has no owner and cannot be given back")
+            num_owners[page] = owners
+            if owners == 0:
+                if keep(page):
+                    cached[page] = None
+                else:
+                    free.append(page)
+
+    def num_cached_among(self, pages: Iterable[int]) -> int:
+        """How many of `pages` are cached."""
+        return sum(map(self._cached.__contains__, pages))
 
     def drop_cached(self) -> int:
         """Make every cached page free. Returns how many there were."""

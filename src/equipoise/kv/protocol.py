@@ -35,6 +35,11 @@ class KVMemory(Protocol):
         """Pages that can be given out now, cached ones included."""
         ...
 
+    def prepare(self, request: Request) -> None:
+        """Do now, when `request` arrives, what its first `match` would do: hash its prompt. The match comes between
+        two steps, the arrival while one runs."""
+        ...
+
     def match(self, request: Request) -> PrefixMatch:
         """The longest cached prefix of a request that owns nothing; at least its last token is left out."""
         ...

@@ -17,8 +17,6 @@ from __future__ import annotations
 from bisect import insort
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from equipoise.errors import InvariantError
 from equipoise.sched.columns import STOP_IDS_WIDTH, Columns
 from equipoise.sched.ledger import Ledger
@@ -28,6 +26,7 @@ from equipoise.sched.waiting import WaitingQueue
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    import numpy as np
     from numpy.typing import NDArray
 
     from equipoise.kv.protocol import KVMemory
@@ -152,7 +151,7 @@ class Places:
 
     def drain(self, seats: NDArray[np.int64]) -> None:
         """Decoding -> draining: the lengths are certain, no step is planned for them any more."""
-        self.decoding.keep(~np.isin(self.decoding.seats(), seats))
+        self.decoding.remove_all(seats)
         for request in map(self.at, seats.tolist()):
             self.draining[request.handle] = request
             self.ledger.move(request, "draining")

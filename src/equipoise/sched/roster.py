@@ -16,6 +16,7 @@ class Roster:
     def __init__(self, num_seats: int) -> None:
         self._seats = np.empty(num_seats, np.int64)
         self._num = 0
+        self._leaves = np.zeros(num_seats, np.bool_)
 
     def __len__(self) -> int:
         return self._num
@@ -31,10 +32,15 @@ class Roster:
 
     def remove(self, seat: int) -> None:
         """`seat` decodes no more."""
-        self.keep(self.seats() != seat)
+        self._keep(self.seats() != seat)
 
-    def keep(self, mask: NDArray[np.bool_]) -> None:
-        """Keep the seats where `mask`, (len,) bool, is True."""
+    def remove_all(self, seats: NDArray[np.int64]) -> None:
+        """`seats`, some of which may not be here, decode no more."""
+        self._leaves[seats] = True
+        self._keep(~self._leaves[self.seats()])
+        self._leaves[seats] = False
+
+    def _keep(self, mask: NDArray[np.bool_]) -> None:
         kept = self.seats()[mask]
         self._num = len(kept)
         self._seats[: self._num] = kept

@@ -98,6 +98,7 @@ class Scheduler:
         if request.handle in requests:
             raise InvariantError(f"handle {request.handle} is in use by {requests[request.handle]}")
         requests[request.handle] = request
+        self.kv.prepare(request)
         if request.deadline_s is not None:
             heapq.heappush(self._deadlines, (request.deadline_s, request.handle))
         if wait_for is None:
