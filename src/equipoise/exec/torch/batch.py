@@ -89,6 +89,7 @@ class Batch:
     singles: Singles
     chunks: tuple[Chunk, ...]
     logit_rows: Tensor
+    sampled_index: Tensor
     sampled_seats: NDArray[np.int64]
     sampled_at: NDArray[np.int64]
     seatings: tuple[Seating, ...] = ()
@@ -127,6 +128,7 @@ def gather_batch(
         singles=_singles(chunks, token_rows, positions, put(tables), put),
         chunks=tuple(chunk for chunk in chunks if chunk.n > SHORT_CHUNK),
         logit_rows=put(_logit_rows(plan, chunks, prompt_spans)),
+        sampled_index=put(plan.sampled_seats.astype(np.int64)),
         sampled_seats=plan.sampled_seats.copy(),
         sampled_at=plan.sampled_at.copy(),
         seatings=_seatings(columns, plan),

@@ -26,6 +26,10 @@ class HostCopy:
             self._event = torch.cuda.Event()
             self._event.record()
 
+    def is_done(self) -> bool:
+        """True when `wait` would not wait."""
+        return self._event is None or self._event.query()
+
     def wait(self) -> tuple[Tensor, ...]:
         """The tensors, on the host, in the order given."""
         if self._event is not None:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from equipoise.exec.protocol import StepOutput
+from equipoise.exec.torch.hostcopy import HostCopy
 from equipoise.exec.torch.logprobs import prompt_logprobs
 
 if TYPE_CHECKING:
@@ -22,21 +23,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Launched:
-    """A step whose work is queued on the device; on a CPU it is done. `event` marks its end on a GPU."""
+    """A step whose work is queued on the device; on a CPU it is done. tokens: (S,) int32."""
 
-    tokens: Tensor  # (S,) int32 on the host
-    event: torch.cuda.Event | None
+    tokens: HostCopy
     sampled: Sampled
     prompt_logprobs: dict[int, list[TokenLogprobs]]
 
     def done(self) -> bool:
-        return self.event is None or self.event.query()
+        """True when `wait` would not wait."""
+        return self.tokens.is_done()
 
     def wait(self) -> StepOutput:
-        if self.event is not None:
-            self.event.synchronize()
+        """What the step computed, once the device has computed it."""
+        (tokens,) = self.tokens.wait()
         return StepOutput(
-            tokens=self.tokens.numpy(),
+            tokens=tokens.numpy(),
             logprobs=self.sampled.logprobs,
             prompt_logprobs=self.prompt_logprobs,
             failed=self.sampled.failed,
@@ -65,25 +66,16 @@ class Runner:
         logits = self._model.forward(token_ids, batch)
         num_sampled = len(batch.sampled_seats)
         sampled = self._sampler.sample(logits[:num_sampled], batch.sampled_seats, batch.sampled_at)
-        self._last_token[self._to_device(batch.sampled_seats)] = sampled.tokens
+        self._last_token[batch.sampled_index] = sampled.tokens
         scored = self._score_prompts(logits[num_sampled:], batch)
-        tokens = sampled.tokens.to(torch.int32)
-        if self._device.type == "cpu":
-            return Launched(tokens, None, sampled, scored)
-        host = torch.empty(tokens.shape, dtype=torch.int32, pin_memory=True)
-        host.copy_(tokens, non_blocking=True)
-        event = torch.cuda.Event()
-        event.record()
-        return Launched(host, event, sampled, scored)
+        return Launched(HostCopy(sampled.tokens.to(torch.int32)), sampled, scored)
 
     def _score_prompts(self, logits: Tensor, batch: Batch) -> dict[int, list[TokenLogprobs]]:
         """logits: the rows after the sampled ones, span after span."""
         scored, first = {}, 0
         for span in batch.prompt_spans:
             rows = logits[first : first + len(span.targets)]
-            scored[span.handle] = prompt_logprobs(rows, self._to_device(span.targets), span.num_top)
+            targets = torch.from_numpy(span.targets.astype(np.int64)).to(self._device)
+            scored[span.handle] = prompt_logprobs(rows, targets, span.num_top)
             first += len(span.targets)
         return scored
-
-    def _to_device(self, values: np.ndarray[tuple[int], np.dtype[np.int32 | np.int64]]) -> Tensor:
-        return torch.from_numpy(values.astype(np.int64)).to(self._device)
