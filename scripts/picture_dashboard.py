@@ -1,6 +1,6 @@
 """Take the README's picture of the dashboard: the demo model under a swelling load, seen by a headless Chromium.
 
-    python scripts/picture_dashboard.py [--seconds 100] [--dark] [--out docs/dashboard.png]
+    python scripts/picture_dashboard.py [--seconds 88] [--dark] [--out docs/dashboard.png]
 
 Needs Chromium (Debian: chromium).
 """
@@ -25,7 +25,7 @@ sys.path.insert(0, str(ROOT))
 from tests.browser import Browser, find_chromium  # noqa: E402
 from tests.serving import serve  # noqa: E402
 
-FLAGS = ("--model", "demo", "--max-running", "24", "--kv-memory-gb", "0.015", "--num-threads", "1")
+FLAGS = ("--model", "demo", "--max-running", "24", "--kv-memory-gb", "0.014", "--num-threads", "1")
 SWELL_S = 40.0
 
 
@@ -33,11 +33,12 @@ async def ask(client: httpx.AsyncClient, rng: random.Random) -> None:
     """One chat with a system message that many share, or a long count."""
     if rng.random() < 0.5:
         system = {"role": "system", "content": f"You are helpful assistant number {rng.randrange(3)}. Be short."}
-        question = {"role": "user", "content": f"Count from {rng.randrange(80)} to {rng.randrange(80, 100)}"}
-        await client.post("/v1/chat/completions", json={"messages": [system, question], "temperature": 0})
+        first = rng.randrange(80)
+        question = {"role": "user", "content": f"Count from {first} to {first + rng.randrange(5, 20)}"}
+        await client.post("/v1/chat/completions", json={"messages": [system, question], "max_tokens": 100})
     else:
-        first, length = rng.randrange(100), rng.randrange(100, 400)
-        prompt = " ".join(str(n) for n in range(first, first + rng.randrange(3, 60)))
+        first, length = rng.randrange(100), rng.randrange(50, 250)
+        prompt = " ".join(str(n) for n in range(first, first + rng.randrange(3, 30)))
         await client.post("/v1/completions", json={"prompt": prompt, "max_tokens": length, "temperature": 0})
 
 
@@ -69,8 +70,8 @@ def take(browser: Browser, url: str, args: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=100)
-    parser.add_argument("--rate", type=float, default=5.0, help="requests per second, on average")
+    parser.add_argument("--seconds", type=float, default=88)
+    parser.add_argument("--rate", type=float, default=22.0, help="requests per second, on average")
     parser.add_argument("--dark", action="store_true")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "dashboard.png")
     args = parser.parse_args()
