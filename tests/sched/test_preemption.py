@@ -6,6 +6,7 @@ import pytest
 from tests.sched.rig import Rig
 
 from equipoise.sched.extend import Extension
+from equipoise.sched.rules import OPEN
 
 
 def test_the_last_in_order_is_preempted_and_comes_back_first():
@@ -46,34 +47,6 @@ def test_the_last_in_order_preempts_itself():
     assert rig.requests["a"].num_preemptions == 0
     assert rig.requests["b"].num_preemptions == 1
     assert {name: len(tokens) for name, tokens in rig.tokens.items()} == {"a": 5, "b": 6}
-
-
-def test_the_budget_of_a_preempted_row_is_used_again():
-    # a and b decode, c prefills in the room that b's row gave back
-    rig = Rig(num_pages=6, max_step_tokens=6, reserve_full_prompt=False)
-    rig.add("a", 4, max_tokens=9, priority=0)
-    rig.add("b", 2, max_tokens=9, priority=0)
-    assert rig.step() == [("a", 4), ("b", 2)]
-    rig.add("c", 16, max_tokens=1)
-    assert rig.step() == [("a", 1), ("b", 1), ("c", 4)]
-    for rows in rig.drain():
-        assert sum(n for _, n in rows) <= 6
-    assert rig.is_clean()
-
-
-def test_a_refund_lets_a_later_chunk_have_the_tokens():
-    """The lower priority decodes, the higher one prefills and needs its page."""
-    rig = Rig(num_pages=4, max_step_tokens=5, reserve_full_prompt=False, order="priority", page_size=4)
-    rig.add("low", 4, max_tokens=9, priority=1)
-    rig.step()
-    rig.add("high", 13, max_tokens=1, priority=0)
-    assert rig.step() == [("low", 1), ("high", 4)]
-    assert rig.step() == [("low", 1), ("high", 4)]
-    # low's second page leaves one for high: it needs two for the rest, and gets low's token of budget too
-    rows = rig.step()
-    assert rows[-1][0] == "high"
-    rig.drain()
-    assert rig.is_clean()
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -199,6 +172,22 @@ def test_a_waiting_request_takes_the_seat_of_a_lower_priority_but_not_of_an_equa
     assert len(rig.tokens["low"]) == 9
 
 
+@pytest.mark.parametrize("kind", ["prefill_gates", "admission_gates"])
+def test_nobody_is_preempted_for_a_newcomer_that_a_gate_keeps_out(kind):
+    is_open = [True]
+    rig = Rig(Extension(**{kind: [lambda view: OPEN if is_open[0] else 0]}), max_running=1, order="priority")
+    rig.add("low", 4, max_tokens=9, priority=5)
+    rig.step()
+    rig.add("high", 4, max_tokens=1, priority=1)
+    rig.step()
+    is_open[0] = False
+    assert rig.steps(2) == [[("low", 1)]] * 2
+    is_open[0] = True
+    assert [("high", 4)] in rig.steps(2)
+    rig.drain()
+    assert rig.is_clean()
+
+
 def test_a_waiting_request_takes_the_pages_of_lower_priorities():
     rig = Rig(num_pages=5, order="priority")
     rig.add("low", 4, max_tokens=9, priority=5)
@@ -244,3 +233,31 @@ def test_a_request_without_pages_is_passed_only_so_often():
     assert rig.requests["big"].num_bypassed == 2
     rig.drain()
     assert set(rig.ended.values()) == {"length"}
+
+
+def victim(name):
+    """Rules under which `name` is preempted first."""
+    return Extension(victim_order=lambda request, num_computed: (request.request_id == name,))
+
+
+def test_the_tokens_of_a_row_that_was_taken_back_go_to_the_next():
+    rig = Rig(victim("b"), num_pages=3, page_size=16, max_step_tokens=6, reserve_full_prompt=False)
+    rig.add("a", 16, max_tokens=9)
+    rig.add("b", 1, max_tokens=9)
+    rig.add("c", 14, max_tokens=1)
+    assert rig.steps(3)[-1] == [("a", 4), ("b", 1), ("c", 1)]
+    # a needs the page that b holds: of 6 tokens, c has all but a's one
+    assert rig.step() == [("a", 1), ("c", 5)]
+    rig.drain()
+    assert rig.is_clean()
+
+
+def test_pages_of_a_chunk_that_was_taken_back_are_not_matched():
+    rig = Rig(victim("x"), num_pages=6, long_prefill_cap=8, reserve_full_prompt=False, prefix_cache=True)
+    rig.add("x", 22, max_tokens=2)
+    rig.add("y", 12, max_tokens=1)
+    assert rig.step() == [("x", 8), ("y", 8)]
+    # x's next chunk gets two pages, y then lacks one: x leaves before it computed them
+    assert rig.step() == [("y", 4)]
+    rig.step()
+    assert [(row.request.request_id, row.start) for row in rig.last.prefills] == [("x", 8)]

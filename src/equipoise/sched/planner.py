@@ -54,6 +54,7 @@ class Planner:
     ) -> None:
         self.held_by = ""
         self.has_backlog = False
+        self._no_victim_at: tuple[int, int] | None = None
         self._places = places
         self._columns = places.columns
         self._kv = kv
@@ -70,16 +71,18 @@ class Planner:
         plan = StepPlan(view.step)
         self._budget.begin_step()
         self._wake_blocked()
-        if may_admit:
+        may_prefill, closed_by = _ask(self._rules.prefill_gates, view)
+        allowed, closed_by = self._entry(view, may_admit) if may_prefill else (0, closed_by)
+        if allowed:
             self._make_way(plan)
         num_made_way = len(plan.preempted)
         self._plan_decodes(plan, num_outstanding)
         self._plan_drafts(plan)
-        allowed, closed_by = _ask(self._rules.prefill_gates, view)
-        if allowed:
+        if may_prefill:
             limits = [limit for rule in self._rules.limits if (limit := rule(view)) is not None]
             self._plan_prefills(plan, limits)
-            allowed, closed_by = (0, PREEMPTED) if len(plan.preempted) > num_made_way else self._entry(view, may_admit)
+            if len(plan.preempted) > num_made_way:
+                allowed, closed_by = 0, PREEMPTED
             closed_by = self._plan_admissions(plan, limits, allowed) or closed_by
         self.held_by = closed_by if self._places.waiting else ""
         for observer in self._rules.observers:
@@ -253,10 +256,15 @@ class Planner:
         outranks = self._rules.outranks
         if outranks is None or self.held_by not in (NO_SEAT, NO_PAGES):
             return
-        head = self._places.waiting.head()
+        places = self._places
+        head = places.waiting.head()
         while head is not None and not self._has_room(head):
-            victim = max(self._places.preemptible(), key=lambda r: (self._rules.order(r), r.handle), default=None)
+            if self._no_victim_at == (head.handle, places.ledger.num_moves):
+                return
+            victim = max(places.preemptible(), key=lambda r: (self._rules.order(r), r.handle), default=None)
             if victim is None or not outranks(head, victim):
+                # The answer stands until a request moves; asking anew costs 14 us with 64 running.
+                self._no_victim_at = (head.handle, places.ledger.num_moves)
                 return
             self._preempt(plan, victim)
 
