@@ -15,23 +15,29 @@ TOKEN_BYTES = 2 * (2 * 8 + 4 * 16) * 4
 
 
 def test_given_number() -> None:
-    assert count_pages(SHAPES, CacheConfig(num_pages=5, page_size=4), torch.float32, CPU) == (5, 4 * TOKEN_BYTES)
+    assert count_pages(SHAPES, CacheConfig(num_pages=5, page_size=4), 10**6, torch.float32, CPU) == (5, 4 * TOKEN_BYTES)
 
 
 def test_given_memory() -> None:
     cache = CacheConfig(page_size=4, kv_memory_gb=10.5 * 4 * TOKEN_BYTES / GIB)
-    assert count_pages(SHAPES, cache, torch.float32, CPU)[0] == 10
-    assert count_pages(SHAPES, cache, torch.bfloat16, CPU)[0] == 21
+    assert count_pages(SHAPES, cache, 10**6, torch.float32, CPU)[0] == 10
+    assert count_pages(SHAPES, cache, 10**6, torch.bfloat16, CPU)[0] == 21
+
+
+def test_no_more_than_requests_can_fill_without_a_prefix_cache() -> None:
+    assert count_pages(SHAPES, CacheConfig(prefix_cache=False), 33, torch.float32, CPU)[0] == 3
+    assert count_pages(SHAPES, CacheConfig(prefix_cache=False, num_pages=9), 33, torch.float32, CPU)[0] == 9
+    assert count_pages(SHAPES, CacheConfig(), 33, torch.float32, CPU)[0] > 3
 
 
 def test_default_is_a_share_of_the_ram() -> None:
-    num_pages, page_bytes = count_pages(SHAPES, CacheConfig(), torch.float32, CPU)
+    num_pages, page_bytes = count_pages(SHAPES, CacheConfig(), 10**6, torch.float32, CPU)
     assert 0 < num_pages * page_bytes <= RAM_MOST_BYTES
 
 
 def test_less_than_a_page() -> None:
     with pytest.raises(ConfigError, match=r"kv-memory-gb: 1e-09 is less than one KV page of 16 tokens \(10240 bytes\)"):
-        count_pages(SHAPES, CacheConfig(kv_memory_gb=1e-9), torch.float32, CPU)
+        count_pages(SHAPES, CacheConfig(kv_memory_gb=1e-9), 10**6, torch.float32, CPU)
 
 
 def test_more_than_there_is() -> None:

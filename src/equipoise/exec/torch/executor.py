@@ -115,7 +115,9 @@ def build_torch_executor(model: ModelConfig, cache: CacheConfig, scheduler: Sche
     torch.set_num_threads(num_threads)
     loaded = load_model(model)
     shapes = loaded.model.kv_shapes
-    num_pages, page_bytes = count_pages(shapes, cache, loaded.dtype, loaded.device)
+    # a request may end in the middle of a page
+    most_tokens = scheduler.max_running * (loaded.max_model_len + cache.page_size)
+    num_pages, page_bytes = count_pages(shapes, cache, most_tokens, loaded.dtype, loaded.device)
     pages = make_pages(shapes, num_pages, cache.page_size, loaded.dtype, loaded.device)
     ops = choose_ops(loaded.device, loaded.dtype, shapes, num_threads)
     loaded.model.bind(pages, ops)

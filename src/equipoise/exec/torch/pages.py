@@ -40,9 +40,11 @@ class LayerPages:
 
 
 def count_pages(
-    shapes: tuple[KVShape, ...], cache: CacheConfig, dtype: torch.dtype, device: torch.device
+    shapes: tuple[KVShape, ...], cache: CacheConfig, most_tokens: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[int, int]:
-    """How many pages to make, and the bytes of one. Raises ConfigError when not even one fits."""
+    """How many pages to make, and the bytes of one. Raises ConfigError when not even one fits.
+
+    `most_tokens`: of all requests that can run at once; what memory holds beyond them is for cached prefixes."""
     page_bytes = sum(2 * s.num_kv_heads * s.head_dim for s in shapes) * cache.page_size * dtype.itemsize
     if cache.num_pages is not None:
         return cache.num_pages, page_bytes
@@ -53,7 +55,8 @@ def count_pages(
         source = f"kv-memory-gb: the default of {have / GIB:.3f} on this machine"
     if have < page_bytes:
         raise ConfigError(f"{source} is less than one KV page of {cache.page_size} tokens ({page_bytes} bytes)")
-    return have // page_bytes, page_bytes
+    num_pages = have // page_bytes
+    return num_pages if cache.prefix_cache else min(num_pages, -(-most_tokens // cache.page_size)), page_bytes
 
 
 def make_pages(
