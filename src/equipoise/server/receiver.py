@@ -113,13 +113,14 @@ def read_step(step: Step, streams: dict[int, Stream]) -> News:
     _keep_facts(step, streams)
     deltas = _read_tokens(step, handles, streams, ended, news)
     for row in step.logprobs:
-        delta = deltas.get(handles[row.index])
+        delta = deltas[row.index]
         if delta is not None:
             delta.logprobs = [row.logprobs]
+    last_delta = dict(zip(handles, deltas, strict=True)) if ended else {}
     for finished in step.finished:
         stream = streams.pop(finished.handle, None)
         if stream is not None:
-            _read_end(finished, stream, deltas.get(finished.handle), news)
+            _read_end(finished, stream, last_delta.get(finished.handle), news)
     return news
 
 
@@ -136,20 +137,22 @@ def _keep_facts(step: Step, streams: dict[int, Stream]) -> None:
 
 def _read_tokens(
     step: Step, handles: list[int], streams: dict[int, Stream], ended: dict[int, Finished], news: News
-) -> dict[int, Delta]:
-    """One Delta per row, by handle. A request gets at most one token per step."""
-    deltas: dict[int, Delta] = {}
+) -> list[Delta | None]:
+    """A Delta for each row whose stream is there. With drafts a request may have several rows, in order."""
+    deltas: list[Delta | None] = []
     for handle, token in zip(handles, np.frombuffer(step.tokens, "<i4").tolist(), strict=True):
         stream = streams.get(handle)
         if stream is None:
+            deltas.append(None)
             continue
         stream.num_output = num_output = stream.num_output + 1
         delta = Delta(token_ids=[token], num_cached=stream.num_cached, num_output=num_output)
         if stream.prompt_logprobs is not None:
             delta.prompt_logprobs, stream.prompt_logprobs = stream.prompt_logprobs, None
-        deltas[handle] = delta
+        deltas.append(delta)
         news.deltas.append((stream, delta))
-        if handle in ended and _hides_stop_token(ended[handle], stream):
+        # The token that ends a request is its last, and no token before it is equal to it.
+        if handle in ended and token == ended[handle].stop_id and not stream.params.include_stop_str_in_output:
             continue
         detokenizer = stream.detokenizer
         delta.text = detokenizer.push(token)
@@ -159,11 +162,6 @@ def _read_tokens(
             if handle not in ended:
                 news.stopped.append(handle)
     return deltas
-
-
-def _hides_stop_token(finished: Finished, stream: Stream) -> bool:
-    """The token that stops a request is not part of its text, unless the request says so."""
-    return finished.stop_id is not None and not stream.params.include_stop_str_in_output
 
 
 def _read_end(finished: Finished, stream: Stream, delta: Delta | None, news: News) -> None:
