@@ -97,6 +97,17 @@ def test_compiled_once(tmp_path: Path) -> None:
     assert [path.stat().st_mtime_ns for path in tmp_path.iterdir()] == [stamp]
 
 
+@pytest.mark.parametrize("home", ["is-a-file", "nowhere-that-can-be/made"])
+def test_without_a_home_the_kernels_are_compiled_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: str
+) -> None:
+    (tmp_path / "is-a-file").write_text("")
+    (tmp_path / "nowhere-that-can-be").write_text("")
+    monkeypatch.setenv("HOME", str(tmp_path / home))
+    ops = NativeOps(1)
+    assert ops.rms_norm(torch.ones(1, 4), torch.ones(4), 1e-6).tolist() == [pytest.approx([1.0] * 4)]
+
+
 def test_corrupt_library_is_an_error(tmp_path: Path) -> None:
     NativeOps(1, tmp_path / "good")
     (library,) = (tmp_path / "good").iterdir()

@@ -81,9 +81,9 @@ class NativeOps:
     """The operations of `equipoise.exec.torch.ops.Ops` on contiguous float32 CPU tensors."""
 
     def __init__(self, num_threads: int, cache_dir: Path | None = None) -> None:
-        """Compile, unless the cache holds the library. Raises CompileError."""
+        """Compile, unless `cache_dir` (by default one in the user's home) holds the library. Raises CompileError."""
         self._num_threads = num_threads
-        library = _load(cache_dir if cache_dir is not None else Path.home() / ".cache" / "equipoise" / "kernels")
+        library = _load(cache_dir)
         for name, arguments in _SIGNATURES.items():
             function = getattr(library, name)
             function.argtypes, function.restype = arguments, None
@@ -203,17 +203,35 @@ class NativeOps:
         return layer
 
 
-def _load(cache_dir: Path) -> ctypes.CDLL:
+def _load(cache_dir: Path | None) -> ctypes.CDLL:
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         raise CompileError("no C compiler (cc, gcc or clang) on the path")
-    path = cache_dir / f"kernels-{_fingerprint(compiler)}.so"
+    folder = cache_dir if cache_dir is not None else _user_cache()
+    if folder is not None:
+        return _load_from(folder, compiler)
+    with tempfile.TemporaryDirectory() as private:  # the library stays mapped after its file is gone
+        return _load_from(Path(private), compiler)
+
+
+def _load_from(folder: Path, compiler: str) -> ctypes.CDLL:
+    path = folder / f"kernels-{_fingerprint(compiler)}.so"
     if not path.exists():
         _compile(compiler, path)
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:
         raise CompileError(f"{path} does not load: {error}") from error
+
+
+def _user_cache() -> Path | None:
+    """A folder of the user's own to keep the library in, None when there is no home to write to."""
+    try:
+        folder = Path.home() / ".cache" / "equipoise" / "kernels"
+        folder.mkdir(parents=True, exist_ok=True)
+    except (OSError, RuntimeError):
+        return None
+    return folder if os.access(folder, os.W_OK) else None
 
 
 def _fingerprint(compiler: str) -> str:
