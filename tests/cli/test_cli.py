@@ -60,6 +60,9 @@ def test_help_needs_no_heavy_imports() -> None:
     [
         (("serve", "--page-size", "3"), "page-size: 3 is not a power of two"),
         (("serve", "--max-running", "many"), "--max-running"),
+        (("serve", "--max-running", "3.5"), "--max-running: 3.5 is not a whole number"),
+        (("serve", "--port=80.0"), "--port: 80.0 is not a whole number"),
+        (("serve", "--depth", "1e2"), "--depth: 1e2 is not a whole number"),
         (("serve", "--max-runing", "3"), "Did you mean --max-running?"),
         (("serve", "--port", "70000"), "port: 70000"),
         (("serve", "--executor", "magic"), "--executor"),
@@ -89,7 +92,10 @@ def test_wrong_words_end_with_2_and_one_line(words: tuple[str, ...], message: st
         ("max_running = ", "not valid TOML"),
         ("max_running = 0", "max-running: 0 must be at least 1"),
         ('max_running = "x"', "max-running"),
-        ("prefix_cache = 7", "prefix-cache"),
+        ("prefix_cache = 7", "prefix-cache: Expected bool, got int"),
+        ("port = 1.5", "port: Expected int, got float"),
+        ("cors-origins = [1]", "cors-origins: Expected str, got int"),
+        ('executor = "magic"', "executor: Invalid enum value"),
     ],
 )
 def test_a_wrong_file_ends_with_2_and_one_line(tmp_path: Path, text: str, message: str) -> None:
@@ -107,7 +113,8 @@ def test_a_wrong_variable_ends_with_2_and_one_line() -> None:
     assert done.stderr == (
         "equipoise: environment: EQUIPOISE_MAX_RUNING is not a setting, did you mean EQUIPOISE_MAX_RUNNING?\n"
     )
-    assert "max-running" in run("serve", EQUIPOISE_MAX_RUNNING="0").stderr
+    assert "max-running: 0" in run("serve", EQUIPOISE_MAX_RUNNING="0").stderr
+    assert "EQUIPOISE_PORT: 8.5 is not a whole number" in run("serve", EQUIPOISE_PORT="8.5").stderr
 
 
 def test_flags_win_over_environment_over_file(tmp_path: Path, tiny_tokenizer: Path) -> None:

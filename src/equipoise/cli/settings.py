@@ -5,14 +5,15 @@ A key is a field's name with - or _; flags leave out the `_s` of seconds (--shut
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import os
+import re
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
+import msgspec
 from cyclopts import Group, Parameter
 from cyclopts.config import Dict, Env
 
@@ -28,8 +29,13 @@ def flag_name(field: str) -> str:
     return field.removesuffix("_s").replace("_", "-")
 
 
-KEYS = frozenset(flag_name(field.name) for section in SECTIONS for field in dataclasses.fields(section))
+TYPES: dict[str, Any] = {
+    flag_name(name): hint for section in SECTIONS for name, hint in get_type_hints(section).items()
+}
+KEYS = frozenset(TYPES)
+WHOLE_KEYS = frozenset(key for key, hint in TYPES.items() if hint in (int, int | None))
 
+_FRACTION = re.compile(r"[+-]?\d*\.\d*|[+-]?\d[\d.]*[eE].*")
 _order = iter(range(100))
 
 
@@ -50,6 +56,7 @@ def settings_sources(argv: list[str]) -> tuple[Callable[..., Any], ...]:
     """Where cyclopts looks for what the flags leave open, first come first served.
 
     Raises ConfigError when the file that `--config` names cannot be read or has unknown keys."""
+    _check_whole_numbers(argv)
     path = _config_path(argv)
     environment = Env(PREFIX, command=False, show=False)
     if path is None:
@@ -64,6 +71,19 @@ def check_environment() -> None:
     for name in os.environ:
         if name.startswith(PREFIX) and name not in known:
             raise ConfigError(f"environment: {name} is not a setting{_nearest(name, known)}")
+
+
+def _check_whole_numbers(argv: list[str]) -> None:
+    """cyclopts rounds 3.5 to a whole number in silence. Raises ConfigError where one is asked for."""
+    given = {f"{PREFIX}{key.replace('-', '_').upper()}": key for key in WHOLE_KEYS}
+    pairs = [(name, value) for name, value in os.environ.items() if name in given]
+    for index, word in enumerate(argv):
+        flag, separator, value = word.partition("=")
+        if flag.removeprefix("--") in WHOLE_KEYS:
+            pairs.append((flag, value if separator else "".join(argv[index + 1 : index + 2])))
+    for name, value in pairs:
+        if _FRACTION.fullmatch(value):
+            raise ConfigError(f"{name}: {value} is not a whole number")
 
 
 def _config_path(argv: list[str]) -> Path | None:
@@ -89,7 +109,10 @@ def _read(path: Path) -> dict[str, Any]:
         key = flag_name(name.replace("-", "_"))
         if key not in KEYS:
             raise ConfigError(f"config: {path}: {name} is not a setting{_nearest(name, set(KEYS))}")
-        settings[key] = value
+        try:
+            settings[key] = msgspec.convert(value, TYPES[key])
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"config: {path}: {key}: {str(error).replace('`', '')}") from None
     return settings
 
 
