@@ -6,13 +6,14 @@ import pytest
 
 from equipoise import LLM, SamplingParams
 
-PROMPTS = ["Count on: 3, 4, 5,", "12+7=", "1 2 3 1 2 3 1 2 3", "7 8 9 10 11 12"]
+# Two of them say, before they end, how they go on: drafts are kept there.
+PROMPTS = ["Count on: 3, 4, 5,", "12+7=", "21 22 23 24 21 22 23", "Count on: 3, 4, 5, 6, 7, 8, 3, 4, 5,"]
 PARAMS = {
     "greedy": SamplingParams(max_tokens=40, temperature=0, ignore_eos=True, logprobs=2),
     "seeded": SamplingParams(max_tokens=40, seed=3, ignore_eos=True),
     "end of text": SamplingParams(max_tokens=40, temperature=0, logprobs=0),
-    "stop string": SamplingParams(max_tokens=40, temperature=0, ignore_eos=True, stop=("1 2", "0, 1")),
-    "stop token": SamplingParams(max_tokens=40, temperature=0, ignore_eos=True, stop_token_ids=(20, 21, 22)),
+    "stop string": SamplingParams(max_tokens=40, temperature=0, ignore_eos=True, stop=("24", "7,")),
+    "stop token": SamplingParams(max_tokens=40, temperature=0, ignore_eos=True, stop_token_ids=(ord("4"), ord("7"))),
     "penalty": SamplingParams(max_tokens=20, temperature=0, ignore_eos=True, repetition_penalty=1.3),
 }
 
