@@ -22,9 +22,10 @@ outputs still in flight. A parked request does not: it would not run if it could
 class Ledger:
     """Waiting requests and the tokens they bring."""
 
-    __slots__ = ("num_waiting_reqs", "num_waiting_tokens")
+    __slots__ = ("num_moves", "num_waiting_reqs", "num_waiting_tokens")
 
     def __init__(self) -> None:
+        self.num_moves = 0
         self.num_waiting_reqs = 0
         self.num_waiting_tokens = 0
 
@@ -32,6 +33,7 @@ class Ledger:
         """`request` goes from `request.place` to the place `to`; the only writer of both."""
         waited, waits = request.place in WAITING, to in WAITING
         request.place = to
+        self.num_moves += 1
         if waits and not waited:
             request.charge = request.num_known
             self.num_waiting_reqs += 1

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from equipoise.request import Request
 
 
+NO_ROWS: NDArray[np.int64] = np.empty(0, np.int64)
+
+
 class PrefillRow:
     """Tokens [start, start + n) of a request, to be computed in this step.
 
@@ -72,14 +75,14 @@ class StepPlan:
 
     def __init__(self, step: int) -> None:
         self.step = step
-        self.decode_seats: NDArray[np.int64] = np.empty(0, np.int64)
-        self.decode_starts: NDArray[np.int64] = np.empty(0, np.int64)
+        self.decode_seats: NDArray[np.int64] = NO_ROWS
+        self.decode_starts: NDArray[np.int64] = NO_ROWS
         self.prefills: list[PrefillRow] = []
         self.seated: list[Request] = []
         self.preempted: list[Request] = []
-        self.sampled_seats: NDArray[np.int64] = np.empty(0, np.int64)
-        self.sampled_handles: NDArray[np.int64] = np.empty(0, np.int64)
-        self.sampled_at: NDArray[np.int64] = np.empty(0, np.int64)
+        self.sampled_seats: NDArray[np.int64] = NO_ROWS
+        self.sampled_handles: NDArray[np.int64] = NO_ROWS
+        self.sampled_at: NDArray[np.int64] = NO_ROWS
         self.verifies: list[PrefillRow] = []
         self.num_plain = 0
         self.num_tokens = 0
