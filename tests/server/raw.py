@@ -37,19 +37,24 @@ def chunked_bytes(path: str, chunks: list[bytes]) -> bytes:
 
 
 def read_all(connection: socket.socket) -> bytes:
-    """Everything until the other side closes, or one whole answer with a Content-Length."""
+    """One whole answer, or everything until the other side closes."""
     data = b""
-    while True:
-        head, _, body = data.partition(b"\r\n\r\n")
-        for line in head.lower().split(b"\r\n"):
-            if line.startswith(b"content-length:") and len(body) >= int(line.partition(b":")[2]):
-                return data
-        if data.endswith(b"0\r\n\r\n"):
-            return data
+    while not _is_whole(data):
         chunk = connection.recv(65536)
         if not chunk:
-            return data
+            break
         data += chunk
+    return data
+
+
+def _is_whole(data: bytes) -> bool:
+    head, blank, body = data.partition(b"\r\n\r\n")
+    for line in head.lower().split(b"\r\n") if blank else []:
+        if line.startswith(b"content-length:"):
+            return len(body) >= int(line.partition(b":")[2])
+        if line == b"transfer-encoding: chunked":
+            return body == b"0\r\n\r\n" or body.endswith(b"\r\n0\r\n\r\n")
+    return False
 
 
 def status_of(answer: bytes) -> int:
