@@ -139,7 +139,9 @@ def test_draining_requests_are_not_preempted():
     rig.plan()
     rig.plan()
     assert rig.places() == {"a": "decoding", "b": "draining"}
-    rig.plan()  # a needs a third page, b holds two: a can only make room by leaving
+    rig.land()
+    assert rig.plan() == []  # a needs a third page, b holds two: a can only make room by leaving
+    assert rig.requests["a"].num_preemptions == 1
     assert rig.requests["b"].num_preemptions == 0
     while rig.scheduler.num_requests:
         if rig.outstanding:
