@@ -6,6 +6,7 @@ either side can be driven by either benchmark: `Cfg` and the methods keep the pe
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import sys
 from dataclasses import asdict, dataclass
@@ -20,10 +21,11 @@ from equipoise.request import Request, SamplingParams
 from equipoise.sched.assemble import build_scheduler
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from equipoise.sched.plan import StepPlan, StepResult
+    from equipoise.sched.scheduler import Scheduler
 
 MAX_WAITING_REQS = 100_000
 
@@ -135,6 +137,22 @@ class Adapter:
     def payload(self, plan: StepPlan) -> int:
         """Bytes serialised for a worker process: none, the executor reads the same columns."""
         return 0
+
+
+@contextlib.contextmanager
+def count_lookups(scheduler: Scheduler) -> Iterator[list[bytes]]:
+    """The list gets every page key that is looked up in the prefix index meanwhile."""
+    looked_up: list[bytes] = []
+
+    class Watched(dict[bytes, int]):
+        def get(self, key: bytes, default: Any = None) -> Any:
+            looked_up.append(key)
+            return super().get(key, default)
+
+    index = scheduler.kv._index
+    index._page_of = Watched(index._page_of)
+    yield looked_up
+    index._page_of = dict(index._page_of)
 
 
 def load_peer(path: Path, adapter: str) -> Callable[[Cfg], Side]:
