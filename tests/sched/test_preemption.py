@@ -263,3 +263,16 @@ def test_pages_of_a_chunk_that_was_taken_back_are_not_matched():
     assert rig.step() == [("y", 4)]
     rig.step()
     assert [(row.request.request_id, row.start) for row in rig.last.prefills] == [("x", 8)]
+
+
+def test_nobody_is_preempted_in_vain():
+    rig = Rig(num_pages=7, order="priority")
+    rig.add("high", 12, max_tokens=4, priority=0)
+    rig.add("low", 2, max_tokens=4, priority=5)
+    rig.step()
+    rig.add("mid", 16, max_tokens=1, priority=3)
+    rig.steps(2)
+    assert rig.places()["low"] == "decoding"  # its page beside the two that are free would not do for four
+    rig.drain()
+    assert rig.requests["low"].num_preemptions == 0
+    assert rig.is_clean()

@@ -65,6 +65,7 @@ class EngineLoop:
         self._ended: list[Finished] = []
         self._has_news = False  # requests came or ended since the last message
         self._is_idle = True
+        self._has_preempted = False
         self._is_stopping = False
         self._landed_at = clock.now()
         executor.bind(scheduler.columns)
@@ -89,8 +90,8 @@ class EngineLoop:
             self._land()
         elif self._has_news:
             self._publish()
-        # A step that landed may have made room for what could not be launched before.
-        self._is_idle = not launched and not must_land
+        # A step that landed, or a plan that came to nothing but preemptions, may have made room for another.
+        self._is_idle = not launched and not must_land and not self._has_preempted
 
     def load(self) -> RankLoad:
         """The rank's load now."""
@@ -207,9 +208,11 @@ class EngineLoop:
 
     def _launch(self) -> bool:
         """Plan and submit a step; False when there is nothing to run."""
+        self._has_preempted = False
         if self._is_stopping or not self._scheduler.has_work:
             return False
         plan = self._scheduler.schedule()
+        self._has_preempted = bool(plan.preempted)
         if plan.is_empty:
             return False
         self._outstanding.append((plan, self._executor.submit(plan), self._clock.now()))

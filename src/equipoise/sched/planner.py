@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from equipoise.sched.ledger import Totals
     from equipoise.sched.places import Places
     from equipoise.sched.resources import TokenBudget
-    from equipoise.sched.rules import Gate, Limit, Resource, Rules, StepView
+    from equipoise.sched.rules import Gate, Limit, Outranks, Resource, Rules, StepView
 
 # What keeps a request from being admitted, beside the rules' own names.
 NO_SEAT = "max_running"
@@ -252,26 +252,38 @@ class Planner:
                     self._places.unpark(request)
 
     def _make_way(self, plan: StepPlan) -> None:
-        """Preempt whom the head of the queue outranks, if it lacked a seat or pages in the last plan."""
+        """Preempt whom the head of the queue outranks, if it lacked a seat or pages and gets them so."""
         outranks = self._rules.outranks
         if outranks is None or self.held_by not in (NO_SEAT, NO_PAGES):
             return
         places = self._places
         head = places.waiting.head()
-        while head is not None and not self._has_room(head):
-            if self._no_victim_at == (head.handle, places.ledger.num_moves):
-                return
-            victim = max(places.preemptible(), key=lambda r: (self._rules.order(r), r.handle), default=None)
-            if victim is None or not outranks(head, victim):
-                # The answer stands until a request moves; asking anew costs 14 us with 64 running.
-                self._no_victim_at = (head.handle, places.ledger.num_moves)
-                return
+        if head is None or self._no_victim_at == (head.handle, places.ledger.num_moves):
+            return
+        victims = self._victims_for(head, outranks)
+        for victim in victims:
             self._preempt(plan, victim)
+        if not victims:
+            # The answer stands until a request moves; asking anew costs 14 us with 64 running.
+            self._no_victim_at = (head.handle, places.ledger.num_moves)
 
-    def _has_room(self, request: Request) -> bool:
-        """A seat and pages, counted as if nothing of it were cached."""
-        pages = self._pages_to_reserve(request, request.num_known, 0)
-        return self._places.num_free_seats > 0 and self._kv.num_free >= pages
+    def _victims_for(self, head: Request, outranks: Outranks) -> list[Request]:
+        """The fewest requests, last in order first, that give `head` room; none when they would not do."""
+        order = self._rules.order
+        outranked = [request for request in self._places.preemptible() if outranks(head, request)]
+        outranked.sort(key=lambda request: (order(request), request.handle), reverse=True)
+        victims: list[Request] = []
+        for request in outranked:
+            if self._has_room(head, victims):
+                break
+            victims.append(request)
+        return victims if self._has_room(head, victims) else []
+
+    def _has_room(self, request: Request, victims: list[Request]) -> bool:
+        """A seat and pages once `victims` are gone: as if nothing of it were cached, and nothing of theirs shared."""
+        num_seats = self._places.num_free_seats + len(victims)
+        num_pages = self._kv.num_free + sum([len(victim.pages) for victim in victims])
+        return num_seats > 0 and num_pages >= self._pages_to_reserve(request, request.num_known, 0)
 
     # ---------------------------------------------------------------- chunks
 

@@ -397,9 +397,8 @@ class Scheduler:
         request = self._places.requests[int(plan.sampled_handles[row])]
         if request.output_ids[-1] in request.stop_ids:
             self._end(request, "stop")
-        elif request.num_known >= request.stop_len:
-            self._end(request, "length")
         elif request.num_inflight == 0:
+            # Not at its length yet: a request whose length is certain is draining, and nobody preempts it.
             self._places.wait(request)
         return None if request.finish_reason is None else request
 
