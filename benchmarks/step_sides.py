@@ -19,6 +19,8 @@ from equipoise.config import CacheConfig, SchedulerConfig
 from equipoise.exec.protocol import ExecutorInfo, StepOutput
 from equipoise.request import Request, SamplingParams
 from equipoise.sched.assemble import build_scheduler
+from equipoise.sched.extend import Extension
+from equipoise.sched.resources import LoraSlots
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -82,11 +84,11 @@ class Adapter:
                 order=cfg.policy,
                 depth=int(cfg.async_sched),
                 max_waiting_reqs=MAX_WAITING_REQS,
-                max_loras=cfg.max_loras or None,
             ),
             CacheConfig(page_size=cfg.block_size, prefix_cache=cfg.prefix_caching),
             info,
             WallClock(),
+            Extension(resources=[LoraSlots(cfg.max_loras)] if cfg.max_loras else []),
         )
         self._max_model_len = self.scheduler.max_model_len
         self._num_requests = 0

@@ -21,12 +21,12 @@ ROWS = (
     ("errors", "request", "clock", "demo", "dashboard"),
     ("config",),
     ("sched", "kv", "exec", "obs"),
-    ("engine", "route"),
+    ("engine",),
     ("server", "gateway", "sim"),
     ("llm", "cli", "testing", "__main__"),
 )
 ROW_OF = {package: row for row, packages in enumerate(ROWS) for package in packages}
-PURE = ("sched", "kv", "route")
+PURE = ("sched", "kv")
 HEAVY = ("torch", "transformers", "safetensors", "xgrammar")
 
 FILES = {".".join(path.relative_to(SRC).with_suffix("").parts): path for path in sorted(SRC.rglob("*.py"))}

@@ -22,6 +22,7 @@ from equipoise.exec.protocol import ExecutorInfo, StepOutput
 from equipoise.request import Request, SamplingParams
 from equipoise.sched.assemble import build_scheduler
 from equipoise.sched.extend import Extension
+from equipoise.sched.resources import LoraSlots
 
 VOCAB_SIZE = 61
 """Small, so that stop tokens are drawn now and then."""
@@ -166,12 +167,12 @@ class Settings:
             watermark=self.watermark,
             preempt=self.preempt,
             max_bypass=self.max_bypass,
-            max_loras=self.max_loras,
             max_waiting_reqs=self.max_waiting_reqs,
             max_waiting_tokens=self.max_waiting_tokens,
         )
         cache = CacheConfig(page_size=self.page_size, prefix_cache=self.prefix_cache)
-        return build_scheduler(config, cache, info, clock, extension)
+        slots = Extension(resources=[LoraSlots(self.max_loras)] if self.max_loras else [])
+        return build_scheduler(config, cache, info, clock, slots.and_then(extension or Extension()))
 
 
 @dataclass(frozen=True)

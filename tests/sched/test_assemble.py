@@ -32,7 +32,6 @@ from equipoise.errors import ConfigError
         ({"prefill_interval": 0}, "prefill-interval: 0 must be at least 1"),
         ({"ageing_s": 0.0}, "ageing-s: 0.0 must be more than 0"),
         ({"max_bypass": -1}, "max-bypass: -1 must be at least 0"),
-        ({"max_loras": 0}, "max-loras: 0 must be at least 1"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(settings, message):

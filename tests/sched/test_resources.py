@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.sched.rig import Rig, make_request
 
+from equipoise.sched.extend import Extension
 from equipoise.sched.resources import LoraSlots, TokenBudget
 
 
@@ -78,7 +79,7 @@ def test_adapter_slots_tell_when_somebody_blocked_may_fit():
 
 
 def test_others_pass_a_request_whose_adapter_has_no_slot():
-    rig = Rig(max_loras=1)
+    rig = Rig(Extension(resources=[LoraSlots(1)]))
     rig.add("x", 4, max_tokens=3, lora="x")
     rig.add("y", 4, max_tokens=1, lora="y")
     rig.add("base", 4, max_tokens=1)
@@ -91,7 +92,7 @@ def test_others_pass_a_request_whose_adapter_has_no_slot():
 
 
 def test_blocked_requests_are_not_looked_at_until_a_slot_moves():
-    rig = Rig(max_loras=1)
+    rig = Rig(Extension(resources=[LoraSlots(1)]))
     rig.add("x", 4, max_tokens=6, lora="x")
     asked = [rig.add(f"y{i}", 4, max_tokens=1, lora="y") for i in range(5)]
     rig.step()

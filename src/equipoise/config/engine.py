@@ -114,9 +114,6 @@ class SchedulerConfig:
     max_bypass: int = 0
     """Requests that may pass one that lacks pages; 0 for strict order."""
 
-    max_loras: int | None = None
-    """Different LoRA adapters that run at once; no limit when not given."""
-
     depth: int = 1
     """Steps planned ahead of their results: 0 synchronous, 1 asynchronous."""
 
@@ -154,7 +151,6 @@ class SchedulerConfig:
         _at_least("num-drafts", self.num_drafts, 0)
         _at_least("trace-steps", self.trace_steps, 0)
         _at_least("max-bypass", self.max_bypass, 0)
-        _at_least("max-loras", self.max_loras, 1)
         if not self.ageing_s > 0:
             raise ConfigError(f"ageing-s: {self.ageing_s} must be more than 0")
         _at_least("max-waiting-reqs", self.max_waiting_reqs, 1)

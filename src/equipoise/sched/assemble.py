@@ -13,7 +13,7 @@ from equipoise.sched.extend import Extension, load_extension
 from equipoise.sched.gates import admission_cap, balance, min_free_seats, prefill_cadence
 from equipoise.sched.limits import long_prefill_cap, page_aligned, whole_prompts
 from equipoise.sched.orders import cheapest, fcfs, last_in, longest_first, outranks, priority, shortest_first
-from equipoise.sched.resources import LoraSlots, TokenBudget
+from equipoise.sched.resources import TokenBudget
 from equipoise.sched.rules import Rules
 from equipoise.sched.scheduler import Scheduler
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from equipoise.clock import Clock
     from equipoise.config import CacheConfig, SchedulerConfig
     from equipoise.exec.protocol import ExecutorInfo
-    from equipoise.sched.rules import Gate, LimitRule, Order, Resource
+    from equipoise.sched.rules import Gate, LimitRule, Order
 
 
 def build_scheduler(
@@ -77,7 +77,7 @@ def _rules(config: SchedulerConfig, added: Extension, page_size: int, *, aligned
         limits=[*_limits(config, page_size if aligned else 1), *added.limits, *([page_aligned(page_size)] * aligned)],
         prefill_gates=[*_prefill_gates(config), *added.prefill_gates],
         admission_gates=[*_admission_gates(config), *added.admission_gates],
-        resources=[*_resources(config), *added.resources],
+        resources=added.resources,
         drafter=added.drafter or (NgramDrafter(config.num_drafts) if config.num_drafts else None),
         observers=added.observers,
     )
@@ -107,10 +107,6 @@ def _admission_gates(config: SchedulerConfig) -> list[Gate]:
     if config.balance_margin is not None:
         gates.append(balance(config.max_running, config.balance_margin))
     return gates
-
-
-def _resources(config: SchedulerConfig) -> list[Resource]:
-    return [] if config.max_loras is None else [LoraSlots(config.max_loras)]
 
 
 def _order(config: SchedulerConfig) -> Order:

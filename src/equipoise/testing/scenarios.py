@@ -27,6 +27,7 @@ from equipoise.request import Request, SamplingParams
 from equipoise.sched.assemble import build_scheduler
 from equipoise.sched.drafts import can_draft
 from equipoise.sched.extend import Extension
+from equipoise.sched.resources import LoraSlots
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -258,14 +259,16 @@ def _scheduler_of(cfg: CaseConfig, clock: VirtualClock, drafts: ScriptedDrafts) 
         adaptive_prefill_cap=cfg.adaptive,
         prefill_interval=cfg.interval,
         admission_cap=cfg.max_active,
-        max_loras=cfg.max_loras or None,
         order=cfg.policy,
         depth=int(cfg.async_sched),
         reserve_full_prompt=cfg.reserve_full,
         watermark=cfg.watermark,
     )
     cache = CacheConfig(page_size=cfg.block_size, prefix_cache=cfg.apc)
-    extension = Extension(drafter=drafts if cfg.spec else None)
+    extension = Extension(
+        drafter=drafts if cfg.spec else None,
+        resources=[LoraSlots(cfg.max_loras)] if cfg.max_loras else [],
+    )
     return build_scheduler(config, cache, info, clock, extension)
 
 
