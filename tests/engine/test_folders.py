@@ -30,6 +30,8 @@ def test_missing_folders_are_named(tmp_path: Path) -> None:
         resolve_folders(ModelConfig(model=str(tmp_path), tokenizer=str(tmp_path / "gone")))
     with pytest.raises(CheckpointError, match=r"model: .*gone is not a folder"):
         resolve_folders(ModelConfig(model=str(tmp_path / "gone"), tokenizer=str(tmp_path)))
+    with pytest.raises(CheckpointError, match=r"^model: .*gone is not a folder.*hf download"):
+        resolve_folders(ModelConfig(model=str(tmp_path / "gone")))
 
 
 def test_sim_with_a_tokenizer_needs_no_model(tmp_path: Path) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 
-from cyclopts import App, CycloptsError
+from cyclopts import App, CycloptsError, UnusedCliTokensError
 
 from equipoise import __version__
 from equipoise.cli import EXIT_FAILED, EXIT_OK, EXIT_WRONG
+from equipoise.cli.help import TwoColumns
 from equipoise.cli.serve import serve
 from equipoise.cli.settings import check_environment, settings_sources
 from equipoise.errors import ConfigError, EquipoiseError
@@ -17,9 +18,10 @@ app = App(
     help="Serve large language models and keep data-parallel ranks in balance.",
     version=__version__,
     help_format="plaintext",
-    help_formatter="plain",
-    help_epilogue="Every flag may also come from the environment (EQUIPOISE_MAX_RUNNING=64) or from --config FILE\n"
-    "(TOML: max-running = 64). Flags win over the environment, the environment wins over the file.",
+    help_formatter=TwoColumns(),
+    help_epilogue="Every flag may also come from the environment (EQUIPOISE_MAX_RUNNING=64) or from --config FILE "
+    "(TOML: max-running = 64). Flags win over the environment, the environment wins over the file. "
+    "Exit codes: 0 stopped, 1 failed while running, 2 wrong settings or checkpoint.",
     version_flags=["--version"],
     result_action="return_value",
 )
@@ -39,6 +41,9 @@ def run(argv: list[str]) -> int:
         check_environment()
         app.config = settings_sources(argv)
         result = app(argv, exit_on_error=False, print_error=False)
+    except UnusedCliTokensError as error:
+        words = " ".join(error.unused_tokens or ())
+        return _complain(f"{words}: not understood, every setting is a flag (--model {words})", EXIT_WRONG)
     except CycloptsError as error:
         return _complain(" ".join(str(error).split()), EXIT_WRONG)
     except ConfigError as error:

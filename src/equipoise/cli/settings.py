@@ -107,6 +107,10 @@ def _read(path: Path) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     for name, value in given.items():
         key = flag_name(name.replace("-", "_"))
+        if key not in KEYS and isinstance(value, dict):
+            raise ConfigError(
+                f"config: {path}: {name} is not a setting, and the file has no tables: leave [{name}] out"
+            )
         if key not in KEYS:
             raise ConfigError(f"config: {path}: {name} is not a setting{_nearest(name, set(KEYS))}")
         try:

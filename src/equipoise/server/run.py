@@ -192,7 +192,10 @@ async def _until_the_end(service: Service, stop: asyncio.Event, serving: asyncio
 async def _close(service: Service, timeout_s: float) -> None:
     """Refuse new requests; let running ones finish within `timeout_s` seconds, abort the others."""
     service.is_closing = True
-    log.info("closing: %d requests run, they have %g s", service.num_running, timeout_s)
+    if service.num_running:
+        log.info("closing: %d requests run, they have %g s", service.num_running, timeout_s)
+    else:
+        log.info("closing: no request runs")
     await _wait_for_requests(service, timeout_s)
     aborted = service.abort(None)
     if aborted:

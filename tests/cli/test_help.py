@@ -1,0 +1,47 @@
+"""`--help` as a terminal shows it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from equipoise.cli.help import COLUMN, two_columns
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_help_fits_the_terminal(columns: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "equipoise", "serve", "--help"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        env={**os.environ, "COLUMNS": str(columns)},
+    )
+    lines = done.stdout.splitlines()
+    assert max(map(len, lines)) <= columns
+    assert "  --port INT                  Port to listen on; 0 takes a free one and prints" in done.stdout
+    assert "as many as --kv-memory-gb holds" in done.stdout, "a field is named as its flag"
+    assert "[default: ()]" not in done.stdout
+    for line in lines:
+        indent = len(line) - len(line.lstrip())
+        assert indent in (0, 2, COLUMN), f"wrapped out of its column: {line!r}"
+
+
+def test_a_long_flag_has_its_words_below() -> None:
+    assert two_columns("--a", "one two", 80) == ["  --a".ljust(COLUMN) + "one two"]
+    long = "--" + "a" * 40
+    assert two_columns(long, "one two", 80) == [f"  {long}", " " * COLUMN + "one two"]
+    assert two_columns("--a", "", 80) == ["  --a"]
+    assert two_columns("--a", "one " * 8, 20) == ["  --a".ljust(COLUMN) + "one " * 6 + "one", " " * COLUMN + "one"]
+
+
+def test_a_word_without_a_flag_is_told_its_flag() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "equipoise", "serve", "some/model"], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 2
+    assert done.stderr == "equipoise: some/model: not understood, every setting is a flag (--model some/model)\n"
