@@ -69,7 +69,17 @@ def fingerprint() -> str:
 
 def is_current() -> bool:
     """True when the last setup ended well for just these inputs and its Python still runs."""
-    return STAMP.is_file() and STAMP.read_text(encoding="utf-8") == fingerprint() and runs(PYTHON)
+    if not STAMP.is_file() or STAMP.read_text(encoding="utf-8") != fingerprint():
+        return False
+    return runs(PYTHON) and not is_unlike_named(PYTHON)
+
+
+def is_unlike_named(python: Path) -> bool:
+    """True when the variable PYTHON names a Python, the one that runs this, and `python` is of another version."""
+    if not os.environ.get("PYTHON"):
+        return False
+    asked = subprocess.run([python, "-c", "import sys; print(sys.version_info[:3])"], capture_output=True, text=True)
+    return asked.stdout.strip() != str(sys.version_info[:3])
 
 
 def install() -> None:
@@ -94,7 +104,7 @@ def install() -> None:
 
 def make_venv() -> None:
     """Create .venv, or create it anew when the one there does not work."""
-    if runs(PYTHON, "-m", "pip", "--version"):
+    if runs(PYTHON, "-m", "pip", "--version") and not is_unlike_named(PYTHON):
         return
     print(f"setup: creating {VENV.name} with Python {sys.version.split()[0]}", flush=True)
     made = subprocess.run([sys.executable, "-m", "venv", "--clear", str(VENV)], capture_output=True, text=True)

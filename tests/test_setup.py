@@ -6,6 +6,7 @@ import importlib.util
 import os
 import shutil
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -68,16 +69,48 @@ def test_a_package_is_whole_when_every_file_is_as_recorded(setup_env: ModuleType
     assert not setup_env.is_whole(info), "a file is missing"
 
 
-def test_an_old_python_is_passed_over_and_none_is_said_so(tmp_path: Path) -> None:
+def run_setup(folder: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    """`scripts/setup` where the only Python is one too old."""
     for tool in ("sh", "dirname"):
-        (tmp_path / tool).symlink_to(str(shutil.which(tool)))
-    old = tmp_path / "python3.11"
+        (folder / tool).symlink_to(str(shutil.which(tool)))
+    old = folder / "python3.11"
     old.write_text("#!/bin/sh\nexit 1\n")
     old.chmod(0o755)
-    environment = {**os.environ, "PATH": str(tmp_path), "PYTHON": "/not/there"}
-    done = subprocess.run(
-        [tmp_path / "sh", ROOT / "scripts" / "setup"], env=environment, capture_output=True, text=True, timeout=30
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHON"}
+    return subprocess.run(
+        [folder / "sh", ROOT / "scripts" / "setup"],
+        env={**environment, "PATH": str(folder), **env},
+        capture_output=True,
+        text=True,
+        timeout=30,
     )
+
+
+def test_an_old_python_is_passed_over_and_none_is_said_so(tmp_path: Path) -> None:
+    done = run_setup(tmp_path)
     assert done.returncode == 2
-    assert "no Python of 3.11 or newer was found (tried /not/there, " in done.stderr
+    assert "no Python of 3.11 or newer was found (tried " in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_the_python_that_is_named_is_taken_or_none(tmp_path: Path) -> None:
+    works = tmp_path / "python3"
+    works.write_text('#!/bin/sh\ncase $1 in -c) exit 0;; esac\necho "$0 makes it"\n')
+    works.chmod(0o755)
+    done = run_setup(tmp_path, PYTHON="/not/there")
+    assert done.returncode == 2
+    assert done.stderr == "setup: /not/there, which PYTHON names, does not run or is older than Python 3.11\n"
+    assert done.stdout == ""
+
+
+def test_a_venv_of_another_python_than_the_named_one_is_made_anew(
+    setup_env: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path / "python"
+    other.write_text("#!/bin/sh\necho '(3, 10, 1)'\n")
+    other.chmod(0o755)
+    monkeypatch.delenv("PYTHON", raising=False)
+    assert not setup_env.is_unlike_named(other), "none is named: the one there will do"
+    monkeypatch.setenv("PYTHON", sys.executable)
+    assert setup_env.is_unlike_named(other)
+    assert not setup_env.is_unlike_named(Path(sys.executable))
