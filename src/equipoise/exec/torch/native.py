@@ -34,7 +34,7 @@ COMPILE_TIMEOUT_S = 120
 MAX_HEAD_DIM = 256
 LINEAR_MOST_TOKENS = 64
 """Linear layers of more tokens go to torch, whose MKL is the faster one then. Not on AMD processors, where MKL
-makes no use of AVX-512: there ours is 1.2 to 1.8 times as fast at every size (benchmarks/linear_cpu.py)."""
+makes no use of AVX-512: there ours is 1.3 to 3.3 times as fast at every size (benchmarks/linear_cpu.py)."""
 
 _I = ctypes.c_int64
 _P = ctypes.c_void_p
