@@ -44,6 +44,8 @@ def test_receive_waits_no_longer_than_told(addresses: Addresses) -> None:
     assert rank.receive(0) is None
     assert rank.receive(0.05) is None
     assert 0.05 <= time.monotonic() - start < 1
+    threading.Timer(0.05, rank.poke).start()
+    assert rank.receive(float("inf")) is None
     rank.close()
 
 

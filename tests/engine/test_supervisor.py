@@ -18,6 +18,7 @@ from equipoise.config import EngineConfig, ModelConfig, SchedulerConfig, SimExec
 from equipoise.engine.messages import Add, Call, Reply, Step
 from equipoise.engine.supervisor import RankProcess
 from equipoise.errors import ConfigError, UnavailableError
+from equipoise.exec.sim import SimVocabulary
 from equipoise.request import SamplingParams
 
 CONFIG = EngineConfig(model=ModelConfig(executor="sim"), sim=SimExecutorConfig(step_ms=1))
@@ -84,6 +85,17 @@ def test_wrong_settings_are_told_in_one_line(own_temporary_folder: Path) -> None
     rank.stop(5)
     assert rank.death is not None
     assert "exit code 2" in rank.death
+    assert list(own_temporary_folder.iterdir()) == []
+
+
+def test_settings_that_cannot_be_sent_are_told(own_temporary_folder: Path) -> None:
+    rank = RankProcess(CONFIG, SimVocabulary(2**70))
+    rank.start()
+    start = time.monotonic()
+    with pytest.raises(UnavailableError, match="could not be started"):
+        rank.wait_ready(30)
+    assert time.monotonic() - start < 5
+    rank.stop(5)
     assert list(own_temporary_folder.iterdir()) == []
 
 

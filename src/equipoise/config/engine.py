@@ -7,6 +7,17 @@ from typing import Literal
 
 from equipoise.errors import ConfigError
 
+MAX_COUNT = 2**31 - 1
+"""Bounds every number of things: columns add and multiply them in 64 bits."""
+MAX_PAGE_SIZE = 2**16
+MAX_PAGES = 2**26
+MAX_SEATS = 2**20
+MAX_DEPTH = 64
+MAX_KV_GB = 65536
+MAX_THREADS = 1024
+MAX_VOCAB_SIZE = 2**24
+MAX_COST_MS = 3_600_000.0
+
 
 @dataclass(frozen=True)
 class ModelConfig:
@@ -35,7 +46,7 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         _at_least("max-model-len", self.max_model_len, 2)
-        _at_least("num-threads", self.num_threads, 1)
+        _at_least("num-threads", self.num_threads, 1, MAX_THREADS)
 
 
 @dataclass(frozen=True)
@@ -57,9 +68,10 @@ class CacheConfig:
     def __post_init__(self) -> None:
         if self.page_size < 1 or self.page_size & (self.page_size - 1):
             raise ConfigError(f"page-size: {self.page_size} is not a power of two")
-        _at_least("num-pages", self.num_pages, 1)
-        if self.kv_memory_gb is not None and not self.kv_memory_gb > 0:
-            raise ConfigError(f"kv-memory-gb: {self.kv_memory_gb} must be more than 0")
+        _at_least("page-size", self.page_size, 1, MAX_PAGE_SIZE)
+        _at_least("num-pages", self.num_pages, 1, MAX_PAGES)
+        if self.kv_memory_gb is not None and not 0 < self.kv_memory_gb <= MAX_KV_GB:
+            raise ConfigError(f"kv-memory-gb: {self.kv_memory_gb} must be more than 0 and at most {MAX_KV_GB}")
 
 
 @dataclass(frozen=True)
@@ -133,7 +145,7 @@ class SchedulerConfig:
     """Prompt tokens that may wait before new requests are refused with 429; no limit when not given."""
 
     def __post_init__(self) -> None:
-        _at_least("max-running", self.max_running, 1)
+        _at_least("max-running", self.max_running, 1, MAX_SEATS)
         _at_least("max-step-tokens", self.max_step_tokens, 1)
         _at_least("long-prefill-cap", self.long_prefill_cap, 0)
         _at_least("prefill-interval", self.prefill_interval, 1)
@@ -146,7 +158,7 @@ class SchedulerConfig:
                 f"balance-margin: {self.balance_margin} must be less than max-running, {self.max_running}, "
                 "or nobody is ever admitted"
             )
-        _at_least("depth", self.depth, 0)
+        _at_least("depth", self.depth, 0, MAX_DEPTH)
         _at_least("balance-margin", self.balance_margin, 0)
         _at_least("num-drafts", self.num_drafts, 0)
         _at_least("trace-steps", self.trace_steps, 0)
@@ -189,8 +201,14 @@ class SimExecutorConfig:
 
     def __post_init__(self) -> None:
         for name in ("step_ms", "prefill_token_ms", "decode_row_ms", "kv_token_ms"):
-            if not getattr(self, name) >= 0:
-                raise ConfigError(f"{name.replace('_', '-')}: {getattr(self, name)} must be at least 0")
+            value, flag = getattr(self, name), name.replace("_", "-")
+            if not 0 <= value <= MAX_COST_MS:
+                raise ConfigError(f"{flag}: {value} must be at least 0 and at most {MAX_COST_MS:g}")
+        if not -(2**63) <= self.sim_seed < 2**63:
+            raise ConfigError(f"sim-seed: {self.sim_seed} must be at least {-(2**63)} and at most {2**63 - 1}")
+        _at_least("sim-vocab-size", self.sim_vocab_size, 1, MAX_VOCAB_SIZE)
+        _at_least("sim-num-pages", self.sim_num_pages, 1, MAX_PAGES)
+        _at_least("sim-max-model-len", self.sim_max_model_len, 2)
 
 
 @dataclass(frozen=True)
@@ -203,6 +221,8 @@ class EngineConfig:
     sim: SimExecutorConfig = field(default_factory=SimExecutorConfig)
 
 
-def _at_least(name: str, value: int | None, low: int) -> None:
+def _at_least(name: str, value: int | None, low: int, high: int = MAX_COUNT) -> None:
     if value is not None and value < low:
         raise ConfigError(f"{name}: {value} must be at least {low}")
+    if value is not None and value > high:
+        raise ConfigError(f"{name}: {value} must be at most {high}")

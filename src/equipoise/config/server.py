@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from equipoise.errors import ConfigError
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
+MAX_BODY_MB = 1024
 TOOL_PARSERS = ("auto", "hermes", "llama3", "mistral", "pythonic", "none")
 
 
@@ -47,8 +48,8 @@ class ServerConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port: {self.port} must be at least 0 and at most 65535")
-        if not self.max_body_mb > 0:
-            raise ConfigError(f"max-body-mb: {self.max_body_mb} must be more than 0")
+        if not 0 < self.max_body_mb <= MAX_BODY_MB:
+            raise ConfigError(f"max-body-mb: {self.max_body_mb} must be more than 0 and at most {MAX_BODY_MB}")
         if not self.shutdown_timeout_s >= 0:
             raise ConfigError(f"shutdown-timeout: {self.shutdown_timeout_s} must be at least 0")
         if self.request_timeout_s is not None and not self.request_timeout_s > 0:
@@ -57,5 +58,5 @@ class ServerConfig:
             raise ConfigError(f"log-level: {self.log_level!r} must be one of {', '.join(LOG_LEVELS)}")
         if self.tool_parser not in TOOL_PARSERS:
             raise ConfigError(f"tool-parser: {self.tool_parser!r} must be one of {', '.join(TOOL_PARSERS)}")
-        if self.api_key is not None and not self.api_key.isascii():
-            raise ConfigError("api-key: it must be ASCII, clients send it in a header")
+        if self.api_key is not None and not (self.api_key.strip() and self.api_key.isascii()):
+            raise ConfigError("api-key: it must be ASCII and not empty, clients send it in a header")

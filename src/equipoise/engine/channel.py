@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 LINGER_MS = 1000
 RECONNECT_MS = 10
 MAX_POKES = 4096
+MAX_WAIT_S = 3600.0
+"""Longest single wait: a time-out may be infinite, a poller's may not."""
 
 _In = TypeVar("_In")
 _Out = TypeVar("_Out")
@@ -90,7 +92,8 @@ class Channel(Generic[_In, _Out]):
         message = self._take()
         if message is not None or timeout_s == 0:
             return message
-        events = dict(self._poller.poll(None if timeout_s is None else int(timeout_s * 1e3) + 1))
+        wait_ms = None if timeout_s is None else int(min(timeout_s, MAX_WAIT_S) * 1e3) + 1
+        events = dict(self._poller.poll(wait_ms))
         if self._wake_read in events:
             os.read(self._wake_read, MAX_POKES)
         return self._take()

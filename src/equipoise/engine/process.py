@@ -32,6 +32,7 @@ from equipoise.sched.assemble import build_scheduler
 if TYPE_CHECKING:
     from equipoise.clock import Clock
     from equipoise.exec.protocol import Executor
+    from equipoise.sched.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
 
@@ -76,11 +77,10 @@ def main() -> int:
     return 0
 
 
-def write_spec(spec: RankSpec, stdin: IO[bytes]) -> None:
-    """The parent's half of the hand-over; leaves `stdin` open."""
+def spec_bytes(spec: RankSpec) -> bytes:
+    """What the parent writes to stdin, which it leaves open. Raises OverflowError for a number of over 64 bits."""
     data = msgspec.msgpack.encode(spec)
-    stdin.write(len(data).to_bytes(LENGTH_BYTES, "little") + data)
-    stdin.flush()
+    return len(data).to_bytes(LENGTH_BYTES, "little") + data
 
 
 def _read_spec(stdin: IO[bytes]) -> RankSpec:
@@ -93,8 +93,7 @@ def _serve(spec: RankSpec, channel: Channel[ToRank, FromRank], started_at: float
     clock = WallClock()
     executor = build_executor(spec, clock)
     try:
-        scheduler = build_scheduler(spec.config.scheduler, spec.config.cache, executor.info, clock)
-        loop = EngineLoop(scheduler, executor, channel, clock, spec.dp_rank)
+        loop, scheduler = _build_loop(spec, executor, channel, clock)
         info = msgspec.structs.replace(executor.info, max_model_len=scheduler.max_model_len)
         startup_s = time.monotonic() - started_at
         channel.send(Ready(spec.dp_rank, os.getpid(), info, scheduler.max_running, startup_s))
@@ -103,6 +102,20 @@ def _serve(spec: RankSpec, channel: Channel[ToRank, FromRank], started_at: float
         log.info("stopped")
     finally:
         executor.close()
+
+
+def _build_loop(
+    spec: RankSpec, executor: Executor, channel: Channel[ToRank, FromRank], clock: Clock
+) -> tuple[EngineLoop, Scheduler]:
+    """Raises ConfigError for settings that cannot work together or that ask for more memory than there is."""
+    settings = spec.config.scheduler
+    try:
+        scheduler = build_scheduler(settings, spec.config.cache, executor.info, clock)
+        return EngineLoop(scheduler, executor, channel, clock, spec.dp_rank), scheduler
+    except MemoryError as error:
+        raise ConfigError(
+            f"max-running: no memory for {settings.max_running} seats and {executor.info.num_pages} KV pages: {error}"
+        ) from error
 
 
 def build_executor(spec: RankSpec, clock: Clock) -> Executor:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from equipoise.engine.channel import Addresses, server_end
 from equipoise.engine.messages import Call, Failed, FromRank, Ready, Reply, Stop, ToRank
-from equipoise.engine.process import RankSpec, write_spec
+from equipoise.engine.process import RankSpec, spec_bytes
 from equipoise.errors import ConfigError, UnavailableError
 from equipoise.obs.log import current_level
 
@@ -100,7 +100,7 @@ class RankProcess:
         The kernel ends a rank with the thread that started it, so that must be a thread that stays."""
         try:
             process = self._spawn()
-        except OSError as error:
+        except Exception as error:  # whoever waits for the rank must hear of it
             self._report_death(f"rank {self.dp_rank} could not be started: {error}")
             return
         finally:
@@ -112,6 +112,7 @@ class RankProcess:
         self._report_death(f"rank {self.dp_rank} (pid {process.pid}) {how}")
 
     def _spawn(self) -> subprocess.Popen[bytes]:
+        spec = spec_bytes(self._spec)
         process = subprocess.Popen(
             [sys.executable, "-m", "equipoise.engine.process"],
             stdin=subprocess.PIPE,
@@ -122,7 +123,8 @@ class RankProcess:
         self._process, self.pid = process, process.pid
         assert process.stdin is not None
         try:
-            write_spec(self._spec, process.stdin)
+            process.stdin.write(spec)
+            process.stdin.flush()
         except BrokenPipeError:
             log.warning("rank %d ended before it read its settings", self.dp_rank)
         return process
@@ -178,7 +180,8 @@ class RankProcess:
     def _end_process(self, timeout_s: float) -> None:
         if self._gone.wait(timeout_s) or self._process is None:
             return
-        log.warning("rank %d (pid %d) did not stop in %g s: terminating it", self.dp_rank, self.pid, timeout_s)
+        if timeout_s > 0:
+            log.warning("rank %d (pid %d) did not stop in %g s: terminating it", self.dp_rank, self.pid, timeout_s)
         self._process.terminate()
         if not self._gone.wait(TERMINATE_S):
             self._process.kill()
