@@ -8,6 +8,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import psutil
 import pytest
 from tests.tiny_tokenizer import write_folder
@@ -78,11 +79,60 @@ def test_chat(llm: LLM) -> None:
     assert len(llm.chat([conversation, conversation], SamplingParams(max_tokens=2))) == 2
 
 
-@pytest.mark.parametrize("prompt", [[[]], [[1], [10**6]], [[2**40]], [["x"]], [[1.5, "a"]], [3.5]])
+@pytest.mark.parametrize(
+    "prompt", [[[]], [[1], [10**6]], [[2**40]], [["x"]], [[1.5, "a"]], [3.5], 5, None, b"a", {"a": 1}, "\ud800"]
+)
 def test_bad_prompts(llm: LLM, prompt: Any) -> None:
     with pytest.raises(InvalidValueError, match="prompt"):
         llm.generate(prompt, SamplingParams(max_tokens=2))
     assert llm.generate([[1]], SamplingParams(max_tokens=2))[0].outputs[0].finish_reason == "length"
+
+
+def test_arrays_are_prompts_too(llm: LLM) -> None:
+    wanted = llm.generate([1, 2], SamplingParams(max_tokens=2))
+    assert llm.generate(np.array([1, 2]), SamplingParams(max_tokens=2)) == wanted  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("max_tokens", 2.5),
+        ("max_tokens", 2**70),
+        ("temperature", "hot"),
+        ("stop", "."),
+        ("stop", ("\ud800",)),
+        ("seed", np.int64(3)),
+        ("ignore_eos", "yes"),
+        ("logit_bias", {"1": 1.0}),
+        ("grammar", "[0-9]+"),
+        ("min_tokens", 2**62),
+    ],
+)
+def test_params_of_a_wrong_type_harm_nobody(llm: LLM, field: str, value: Any) -> None:
+    params = SamplingParams(**{"max_tokens": None, field: value})
+    with pytest.raises(InvalidValueError, match=f"^{field}: ") as caught:
+        llm.generate([1], params)
+    assert caught.value.field == field
+    assert llm.generate([[1]], SamplingParams(max_tokens=2))[0].outputs[0].finish_reason == "length"
+    with pytest.raises(InvalidValueError, match="params"):
+        llm.generate([1], {"max_tokens": 2})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        5,
+        "hi",
+        [5],
+        [{"role": "user", "content": 5}],
+        [{"role": "user", "content": [5]}],
+        [{"role": "user", "content": [{"type": "text", "text": 5}]}],
+        [{"role": "user", "content": "x", "tool_calls": 5}],
+    ],
+)
+def test_bad_messages(llm: LLM, messages: Any) -> None:
+    with pytest.raises(InvalidValueError, match="messages"):
+        llm.chat(messages, SamplingParams(max_tokens=2))
 
 
 def test_settings_by_name() -> None:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["LLM", "Completion", "RequestOutput", "engine_config"]
 
 _SECTIONS = {"model": ModelConfig, "cache": CacheConfig, "scheduler": SchedulerConfig, "sim": SimExecutorConfig}
-_UNBOUNDED = 2**31
+_UNBOUNDED = 2**31 - 1
 """Waiting requests: the bound protects servers from strangers, not a program from itself."""
 
 _Result = TypeVar("_Result")
@@ -122,10 +122,9 @@ class LLM:
         if source is None:
             raise InvalidValueError("messages: the model has no chat template, use generate", "messages")
         template = ChatTemplate(source, self.engine.tokenizer.bos_token, self.engine.tokenizer.eos_token)
-        several = [messages] if messages and isinstance(messages[0], dict) else messages
         prompts: list[Prompt] = [
-            template.render(conversation, tools=tools, **template_kwargs)  # type: ignore[arg-type]
-            for conversation in several
+            template.render(conversation, tools=tools, **template_kwargs)
+            for conversation in _as_conversations(messages)
         ]
         return self._run(self._generate_all(prompts, _as_params(params, len(prompts)), add_special_tokens=False))
 
@@ -195,17 +194,34 @@ async def _collect(prompt: Prompt, prompt_ids: list[int], generations: list[Gene
 
 
 def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or several; a flat list of ints is one prompt."""
+    """One prompt or several; a flat list of ints is one prompt. Raises InvalidValueError for anything else."""
     if isinstance(prompts, str):
         return [prompts]
+    if isinstance(prompts, np.ndarray):
+        prompts = prompts.tolist()
+    if not isinstance(prompts, list | tuple):
+        raise InvalidValueError(
+            f"prompt: {type(prompts).__name__} given, it must be a text, token ids or a list of these", "prompt"
+        )
     if prompts and isinstance(prompts[0], int | np.integer):
-        return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]
+        return [prompts]
+    return list(prompts)
+
+
+def _as_conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[Sequence[Message]]:
+    """One conversation or several. Raises InvalidValueError for anything else."""
+    if isinstance(messages, list | tuple):
+        several = [messages] if messages and isinstance(messages[0], dict) else messages
+        if all(isinstance(each, list | tuple) for each in several):
+            return list(several)
+    raise InvalidValueError("messages: a list of messages, or a list of such lists, is needed", "messages")
 
 
 def _as_params(params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int) -> list[SamplingParams]:
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * num_prompts
+    if not isinstance(params, list | tuple) or not all(isinstance(each, SamplingParams) for each in params):
+        raise InvalidValueError("params: SamplingParams, or a list with one for each prompt, is needed", "params")
     if len(params) != num_prompts:
         raise InvalidValueError(f"params: {len(params)} for {num_prompts} prompts, one for each is needed", "params")
     return list(params)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
+import numpy as np
 
 from equipoise.errors import InvalidValueError
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     Tokens = NDArray[np.int32]
@@ -21,6 +21,8 @@ MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
 MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIAS = 1024
+MAX_COUNT = 2**31 - 1
+"""Bounds numbers of tokens: the columns add several of them in 64 bits."""
 
 
 class Grammar(msgspec.Struct, frozen=True):
@@ -60,12 +62,15 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
     grammar: Grammar | None = None
 
     def check(self, vocab_size: int) -> None:
-        """Raise InvalidValueError, naming field, value and range, unless every field can be served."""
-        _within("max_tokens", self.max_tokens, 1, None)
-        _within("min_tokens", self.min_tokens, 0, self.max_tokens)
+        """Raise InvalidValueError, naming field, value and range, unless every field can be served.
+
+        Types too: a program may put anything into a struct, and the rank would fail to read it."""
+        _check_types(self)
+        _within("max_tokens", self.max_tokens, 1, MAX_COUNT)
+        _within("min_tokens", self.min_tokens, 0, MAX_COUNT if self.max_tokens is None else self.max_tokens)
         _within("temperature", self.temperature, 0.0, 100.0)
         _within("top_p", self.top_p, 0.0, 1.0, open_low=True)
-        _within("top_k", self.top_k, -1, None)
+        _within("top_k", self.top_k, -1, MAX_COUNT)
         _within("min_p", self.min_p, 0.0, 1.0)
         _within("repetition_penalty", self.repetition_penalty, 0.0, 100.0, open_low=True)
         _within("presence_penalty", self.presence_penalty, -2.0, 2.0)
@@ -87,19 +92,50 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
                 _within("logit_bias", bias, -100.0, 100.0)
 
 
-def _within(field: str, value: float | None, low: float, high: float | None, *, open_low: bool = False) -> None:
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(SamplingParams)
+
+
+def _check_types(params: SamplingParams) -> None:
+    """There and back as it goes to the rank, 0.8 us; only a failure is looked into."""
+    try:
+        _decoder.decode(_encoder.encode(params))
+    except (msgspec.ValidationError, TypeError, ValueError, OverflowError):
+        pass
+    else:
+        return
+    for field in msgspec.structs.fields(SamplingParams):
+        value = getattr(params, field.name)
+        try:
+            msgspec.msgpack.decode(_encoder.encode(value), type=field.type)
+        except msgspec.ValidationError as error:
+            reason = str(error).partition(" - at")[0].replace("`", "")
+            raise InvalidValueError(f"{field.name}: {value!r} is of a wrong type: {reason}", field.name) from None
+        except (TypeError, ValueError, OverflowError) as error:
+            raise InvalidValueError(f"{field.name}: {value!r} cannot be sent: {error}", field.name) from None
+
+
+def _within(field: str, value: float | None, low: float, high: float, *, open_low: bool = False) -> None:
     if value is None:
         return
     # written so that NaN fails too
-    if (value > low if open_low else value >= low) and (high is None or value <= high):
+    if (value > low if open_low else value >= low) and value <= high:
         return
-    allowed = f"{'more than' if open_low else 'at least'} {low}" + ("" if high is None else f" and at most {high}")
+    allowed = f"{'more than' if open_low else 'at least'} {low} and at most {high}"
     raise InvalidValueError(f"{field}: {value} is out of range, it must be {allowed}", field)
 
 
 def _at_most(field: str, count: int, most: int) -> None:
     if count > most:
         raise InvalidValueError(f"{field}: {count} entries, at most {most} are allowed", field)
+
+
+class EncoderItem(NamedTuple):
+    """`n` embeddings for prompt positions [start, start + n), made from the input (an image) that `key` stands for."""
+
+    start: int
+    n: int
+    key: str
 
 
 class Request:
@@ -114,14 +150,18 @@ class Request:
         "cache_salt",
         "charge",
         "deadline_s",
+        "encoder_items",
         "finish_reason",
         "handle",
         "lora",
+        "may_load",
         "num_bypassed",
         "num_cached",
         "num_computed",
         "num_inflight",
+        "num_loaded",
         "num_preemptions",
+        "num_promised",
         "num_published",
         "output_ids",
         "page_keys",
@@ -152,6 +192,7 @@ class Request:
         cache_salt: str = "",
         deadline_s: float | None = None,
         lora: str | None = None,
+        encoder_items: tuple[EncoderItem, ...] = (),
     ) -> None:
         """`prompt_ids`: (num_prompt,) int32, not empty, shorter than `max_model_len` (raises InvalidValueError)."""
         num_prompt = len(prompt_ids)
@@ -168,6 +209,7 @@ class Request:
         self.cache_salt = cache_salt
         self.deadline_s = deadline_s
         self.lora = lora
+        self.encoder_items = encoder_items
         self.stop_len = min(num_prompt + (params.max_tokens or max_model_len), max_model_len)
         self.stop_ids = tuple(dict.fromkeys(params.stop_token_ids + (() if params.ignore_eos else eos_ids)))
         # Prompt logprobs need every prompt position's logits: pages computed by others carry none.
@@ -181,11 +223,24 @@ class Request:
         self.num_cached = 0
         self.num_preemptions = 0
         self.num_published = 0
+        self.num_loaded = 0
+        self.may_load = True
+        self.num_promised = 0
         self.seat: int | None = None
         self.place = "new"
         self.parked_for: tuple[str, str] | None = None
         self.charge = 0
         self.finish_reason: FinishReason | None = None
+
+    def extend_prompt(self, tokens: Tokens, max_model_len: int) -> None:
+        """Append (n,) int32 `tokens` to the prompt of a request that has computed nothing.
+
+        Raises InvalidValueError when prompt and one output would not fit `max_model_len`."""
+        num_prompt = len(self.prompt_ids) + len(tokens)
+        if num_prompt >= max_model_len:
+            raise InvalidValueError(f"prompt: {num_prompt} tokens, at most {max_model_len - 1} are allowed", "prompt")
+        self.stop_len = min(self.stop_len + len(tokens), max_model_len)
+        self.prompt_ids = np.concatenate([self.prompt_ids, tokens])
 
     @property
     def num_prompt(self) -> int:

@@ -43,11 +43,14 @@ WRONG_FIELDS: list[tuple[str, dict[str, Any], str]] = [
     (COMPLETIONS, {**TEXT, "max_tokens": "many"}, "max_tokens"),
     (COMPLETIONS, {**TEXT, "max_tokens": 0}, "max_tokens"),
     (COMPLETIONS, {**TEXT, "max_tokens": 1.5}, "max_tokens"),
+    (COMPLETIONS, {**TEXT, "max_tokens": 2**70}, "max_tokens"),
     (COMPLETIONS, {**TEXT, "min_tokens": 3}, "min_tokens"),
+    (CHATS, {**CHAT, "max_tokens": None, "min_tokens": 2**63 - 1}, "min_tokens"),
     (COMPLETIONS, {**TEXT, "temperature": -1}, "temperature"),
     (COMPLETIONS, {**TEXT, "top_p": 0}, "top_p"),
     (COMPLETIONS, {**TEXT, "top_p": 1.1}, "top_p"),
     (COMPLETIONS, {**TEXT, "top_k": -2}, "top_k"),
+    (COMPLETIONS, {**TEXT, "top_k": 2**70}, "top_k"),
     (COMPLETIONS, {**TEXT, "min_p": 2}, "min_p"),
     (COMPLETIONS, {**TEXT, "n": 0}, "n"),
     (COMPLETIONS, {**TEXT, "n": 129}, "n"),
@@ -65,6 +68,8 @@ WRONG_FIELDS: list[tuple[str, dict[str, Any], str]] = [
     (COMPLETIONS, {**TEXT, "suffix": "end"}, "suffix"),
     (COMPLETIONS, {**TEXT, "best_of": 2}, "best_of"),
     (COMPLETIONS, {**TEXT, "priority": "high"}, "priority"),
+    (COMPLETIONS, {**TEXT, "priority": 2**70}, "priority"),
+    (COMPLETIONS, {**TEXT, "priority": -(2**70)}, "priority"),
     (COMPLETIONS, {**TEXT, "stream_options": {"foo": 1}}, "stream_options.foo"),
     (COMPLETIONS, {**TEXT, "routed_dp_rank": 1}, "routed_dp_rank"),
     (COMPLETIONS, {**TEXT, "data_parallel_rank": -1}, "routed_dp_rank"),
@@ -86,6 +91,11 @@ WRONG_FIELDS: list[tuple[str, dict[str, Any], str]] = [
         CHATS,
         {**CHAT, "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
         "messages[0].content[0]",
+    ),
+    (
+        CHATS,
+        {**CHAT, "messages": [{"role": "user", "content": [{"type": "text", "text": 5}]}]},
+        "messages[0].content[0].text",
     ),
     (CHATS, {**CHAT, "top_logprobs": 1}, "top_logprobs"),
     (CHATS, {**CHAT, "logprobs": True, "top_logprobs": 21}, "top_logprobs"),
@@ -208,3 +218,12 @@ def test_what_openai_clients_send_is_accepted(sim_server: Server) -> None:
         "response_format": {"type": "text"},
     }
     assert post(sim_server, CHATS, {**CHAT, **ignored})[0] == 200
+
+
+@pytest.mark.parametrize("arguments", ["[" * 100_000, "[" * 600 + "]" * 600, '{"a": "\\ud800"}', "NaN"])
+def test_arguments_of_earlier_calls_may_be_any_text(sim_server: Server, arguments: str) -> None:
+    """They are what some model wrote: shown to the template as they are, or refused, but never a 500."""
+    call = {"function": {"name": "f", "arguments": arguments}}
+    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [call]}]
+    status, answer = post(sim_server, CHATS, {**CHAT, "messages": messages})
+    assert status in (200, 400), answer

@@ -7,6 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import jinja2
+import msgspec
 from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -61,21 +62,31 @@ class ChatTemplate:
 
 
 def _template_message(message: Message, index: int, source: str) -> Message:
+    _check_type(message, dict, f"messages[{index}]")
     shaped = {key: value for key, value in message.items() if value is not None}
     shaped["content"] = flatten_content(message.get("content"), f"messages[{index}].content")
     if shaped.get("role") == "developer" and "developer" not in source:
         shaped["role"] = "system"
     if "tool_calls" in shaped:
+        _check_type(shaped["tool_calls"], list, f"messages[{index}].tool_calls")
         shaped["tool_calls"] = [_call_with_object(call) for call in shaped["tool_calls"]]
     return shaped
+
+
+def _check_type(value: object, kind: type, field: str) -> None:
+    """Raise InvalidValueError unless `value` is a `kind`: programs may hand over anything."""
+    if not isinstance(value, kind):
+        raise InvalidValueError(f"{field}: expected {kind.__name__}, got {type(value).__name__}", field, "invalid_type")
 
 
 def flatten_content(content: str | Sequence[dict[str, Any]] | None, field: str) -> str:
     """Text of a message: a string as it is, a list of text parts joined. Raises InvalidValueError for other parts."""
     if content is None or isinstance(content, str):
         return content or ""
+    _check_type(content, list, field)
     texts = []
     for index, part in enumerate(content):
+        _check_type(part, dict, f"{field}[{index}]")
         kind = part.get("type")
         if kind not in ("text", "input_text", "refusal"):
             raise InvalidValueError(
@@ -83,18 +94,20 @@ def flatten_content(content: str | Sequence[dict[str, Any]] | None, field: str) 
                 f"{field}[{index}]",
                 "unsupported_content",
             )
-        texts.append(part.get("text") or part.get("refusal") or "")
+        text = part.get("text") or part.get("refusal") or ""
+        _check_type(text, str, f"{field}[{index}].text")
+        texts.append(text)
     return "\n".join(texts)
 
 
 def _call_with_object(call: dict[str, Any]) -> dict[str, Any]:
-    function = call.get("function")
+    function = call.get("function") if isinstance(call, dict) else None
     arguments = function.get("arguments") if isinstance(function, dict) else None
     if not isinstance(arguments, str):
         return call
     try:
-        parsed = json.loads(arguments or "{}")
-    except ValueError:
+        parsed = msgspec.json.decode(arguments or "{}")
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
         return call
     return {**call, "function": {**call["function"], "arguments": parsed}}
 

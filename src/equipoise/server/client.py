@@ -44,6 +44,7 @@ log = logging.getLogger(__name__)
 
 MAX_SEED = 2**63 - 1
 MAX_TOKEN_ID = 2**31 - 1
+MAX_PRIORITY = 2**31 - 1
 
 
 def split_choices(params: SamplingParams) -> list[SamplingParams]:
@@ -150,7 +151,7 @@ class AsyncEngine:
         Raises InvalidValueError (naming the field), QueueFullError, or UnavailableError when the rank is gone.
         After `timeout_s` seconds the request ends with RequestTimeoutError."""
         self._check_alive()
-        self._check(prompt_ids, params, timeout_s)
+        self._check(prompt_ids, params, priority, timeout_s)
         self._check_queue(len(prompt_ids))
         handle = next(self._handles)
         request_id = request_id or secrets.token_hex(12)
@@ -269,7 +270,9 @@ class AsyncEngine:
         if self._loss is not None:
             raise UnavailableError(self._loss)
 
-    def _check(self, prompt_ids: NDArray[np.int32], params: SamplingParams, timeout_s: float | None) -> None:
+    def _check(
+        self, prompt_ids: NDArray[np.int32], params: SamplingParams, priority: int, timeout_s: float | None
+    ) -> None:
         vocab_size, longest = self.info.vocab_size, self.info.max_model_len
         params.check(vocab_size)
         if params.n != 1:
@@ -290,6 +293,11 @@ class AsyncEngine:
             raise InvalidValueError(
                 f"prompt: {wrong} is outside the vocabulary, it must be at least 0 and at most {vocab_size - 1}",
                 "prompt",
+            )
+        if abs(priority) > MAX_PRIORITY:
+            raise InvalidValueError(
+                f"priority: {priority} is out of range, it must be at least {-MAX_PRIORITY} and at most {MAX_PRIORITY}",
+                "priority",
             )
         if timeout_s is not None and not timeout_s > 0:
             raise InvalidValueError(f"timeout_s: {timeout_s} must be more than 0", "timeout_s")

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import tokenizers
 
-from equipoise.errors import CheckpointError
+from equipoise.errors import CheckpointError, InvalidValueError
 from equipoise.server.pieces import Pieces, TextTable, piece_kind
 from equipoise.server.tokenizer_files import FolderFacts, one_line
 
@@ -77,9 +77,12 @@ class Tokenizer:
         return next(iter(templates.values()))
 
     def encode(self, text: str, add_special_tokens: bool = True) -> NDArray[np.int32]:
-        """Token ids of `text`: (n,) int32."""
-        # Of the library's calls only the batched ones release the GIL; "fast" leaves out character offsets.
-        (encoding,) = self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        """Token ids of `text`: (n,) int32. Raises InvalidValueError for a text that UTF-8 cannot express."""
+        try:
+            # Of the library's calls only the batched ones release the GIL; "fast" leaves out character offsets.
+            (encoding,) = self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        except TypeError:  # a lone surrogate: JSON bodies cannot hold one, strings of a program can
+            raise InvalidValueError("prompt: it is not valid Unicode text", "prompt") from None
         return np.array(encoding.ids, np.int32)
 
     async def encode_async(self, text: str, add_special_tokens: bool = True) -> NDArray[np.int32]:
