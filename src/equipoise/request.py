@@ -249,10 +249,11 @@ class Request:
 
     @property
     def prefix_salt(self) -> str:
-        """Requests share pages only if this is equal: an adapter changes what KV the same tokens have.
+        """Requests share pages only if this is equal: adapter and images change what KV the same tokens have.
 
-        The adapter comes first: its name is ours and holds no NUL, so no salt can pass for another adapter's."""
-        return f"{self.lora or ''}\0{self.cache_salt}"
+        The salt, which a user writes, comes last: what is before it is ours and can be told apart."""
+        items = ";".join(f"{item.start},{item.n},{item.key}" for item in self.encoder_items)
+        return f"{self.lora or ''}\0{items}\0{self.cache_salt}"
 
     @property
     def num_known(self) -> int:

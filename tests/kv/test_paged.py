@@ -117,11 +117,23 @@ def test_a_reserve_beyond_the_first_chunk_is_kept_free():
     assert kv.num_free == 7
 
 
-def test_admitting_twice_is_an_error():
+def test_a_request_with_pages_takes_no_match():
     kv, request = make_kv(), make_request()
     assert admit(kv, request)
-    with pytest.raises(PageError, match="is admitted with 1 pages"):
-        admit(kv, request)
+    with pytest.raises(PageError, match="has 1 pages and cannot take a match"):
+        kv.admit(request, PrefixMatch(list(request.pages), 4), 4, 0)
+
+
+def test_a_request_whose_pages_were_filled_elsewhere_matches_what_is_in_them():
+    kv, request = make_kv(), make_request(prompt=12)
+    assert admit(kv, request, upto=8)
+    request.num_loaded = 8
+    assert kv.match(request) == PrefixMatch([], 8)
+    assert admit(kv, request, upto=12)
+    assert len(request.pages) == 3
+    kv.release(request)
+    assert request.num_loaded == 0
+    kv.check()
 
 
 def test_only_full_pages_are_published():

@@ -312,10 +312,10 @@ class Slots:
     def __init__(self, num_slots, needing):
         self.num_slots = num_slots
         self.needing = needing
-        self.held = Counter()
+        self.held = set()
 
     def begin_step(self):
-        assert sum(self.held.values()) <= self.num_slots
+        assert len(self.held) <= self.num_slots
         return True
 
     def share(self, request):
@@ -323,18 +323,16 @@ class Slots:
 
     def fit(self, request, n):
         assert n > 0
-        return request.handle not in self.needing or sum(self.held.values()) < self.num_slots
+        return request.handle not in self.needing or len(self.held) < self.num_slots
 
     def take(self, request, n):
         assert n > 0
         if request.handle in self.needing:
-            self.held[request.handle] += 1
-            assert self.held[request.handle] == 1
+            self.held.add(request.handle)
 
     def give_back(self, request):
         if request.handle in self.needing:
-            self.held[request.handle] -= 1
-            assert self.held[request.handle] == 0
+            self.held.remove(request.handle)
 
 
 class HalfRightDrafter:
@@ -635,7 +633,7 @@ class Driver:
         loras = {r.lora for r in self.scheduler.requests() if r.seat is not None and r.lora}
         assert self.settings.max_loras is None or len(loras) <= self.settings.max_loras
         if self.slots:
-            holding = {handle for handle, n in self.slots[0].held.items() if n}
+            holding = self.slots[0].held
             assert holding == {r.handle for r in self.scheduler.requests() if r.seat is not None} & self.needing
 
     def _check_ledger(self):

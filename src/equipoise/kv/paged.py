@@ -56,6 +56,8 @@ class PagedKV:
             extend_keys(request.page_keys, request.prefix_salt, known_tokens(request), self.page_size, limit)
 
     def match(self, request: Request) -> PrefixMatch:
+        if request.pages:
+            return PrefixMatch([], request.num_loaded)
         if not self._shares or not request.uses_prefix_cache:
             return NO_MATCH
         memo = self._memo
@@ -70,20 +72,19 @@ class PagedKV:
         return match
 
     def admit(self, request: Request, match: PrefixMatch, upto: int, reserve: int) -> bool:
-        if request.pages:
-            raise PageError(f"{request} is admitted with {len(request.pages)} pages")
+        if request.pages and match.pages:
+            raise PageError(f"{request} has {len(request.pages)} pages and cannot take a match")
         pool = self._pool
         if pool.num_free < reserve:
             return False
         if pool.num_free - pool.num_cached_among(match.pages) < reserve:
             return False
         pool.share(match.pages)
-        request.pages = list(match.pages)
-        if self.grow(request, upto):
-            request.num_published = len(match.pages)
-            return True
-        self.release(request)
-        return False
+        request.pages += match.pages
+        request.num_published += len(match.pages)
+        if not self.grow(request, upto):
+            raise PageError(f"{request} reserved {reserve} pages, too few for {upto} tokens")
+        return True
 
     def grow(self, request: Request, upto: int) -> bool:
         if upto < 0:
@@ -132,7 +133,7 @@ class PagedKV:
     def release(self, request: Request) -> None:
         self._pool.give_back_all(reversed(request.pages), self._index.has_key)
         request.pages = []
-        request.num_published = 0
+        request.num_published = request.num_loaded = 0
 
     def flush(self) -> int:
         dropped = self._pool.drop_cached()

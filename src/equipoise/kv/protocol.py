@@ -41,7 +41,8 @@ class KVMemory(Protocol):
         ...
 
     def match(self, request: Request) -> PrefixMatch:
-        """The longest cached prefix of a request that owns nothing; at least its last token is left out."""
+        """The longest cached prefix of a request; at least its last token is left out. Of one that has pages
+        already, since a remote store filled them: no more pages, and the tokens that are in them."""
         ...
 
     def admit(self, request: Request, match: PrefixMatch, upto: int, reserve: int) -> bool:

@@ -79,6 +79,7 @@ def _rules(config: SchedulerConfig, added: Extension, page_size: int, *, aligned
         admission_gates=[*_admission_gates(config), *added.admission_gates],
         resources=added.resources,
         drafter=added.drafter or (NgramDrafter(config.num_drafts) if config.num_drafts else None),
+        remote=added.remote,
         observers=added.observers,
     )
 

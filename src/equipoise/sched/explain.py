@@ -62,6 +62,8 @@ def _held_by(request: Request, num_ahead: int, hold: Hold) -> str:
     if request.parked_for is not None:
         name, share = request.parked_for
         return f"{name} {share}".strip()
+    if request.place == "loading":
+        return "remote KV"
     if request.place == "returning":
         return "outputs in flight"
     if request.place == "waiting":

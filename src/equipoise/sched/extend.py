@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from equipoise.config import SchedulerConfig
     from equipoise.exec.protocol import ExecutorInfo
     from equipoise.sched.drafts import Drafter
-    from equipoise.sched.rules import Gate, LimitRule, Observer, Order, Outranks, Resource, VictimOrder
+    from equipoise.sched.rules import Gate, LimitRule, Observer, Order, Outranks, RemoteKV, Resource, VictimOrder
 
 ENTRY_POINTS = "equipoise.rules"
 
 
 @dataclass(frozen=True)
 class Extension:
-    """What a rule adds. `order`, `victim_order`, `outranks` and `drafter` replace those that settings chose."""
+    """What a rule adds. `order`, `victim_order`, `outranks`, `drafter` and `remote` replace what settings chose."""
 
     order: Order | None = None
     victim_order: VictimOrder | None = None
@@ -38,6 +38,7 @@ class Extension:
     admission_gates: Sequence[Gate] = ()
     resources: Sequence[Resource] = ()
     drafter: Drafter | None = None
+    remote: RemoteKV | None = None
     observers: Sequence[Observer] = ()
 
     def and_then(self, other: Extension) -> Extension:
@@ -51,6 +52,7 @@ class Extension:
             admission_gates=[*self.admission_gates, *other.admission_gates],
             resources=[*self.resources, *other.resources],
             drafter=other.drafter or self.drafter,
+            remote=other.remote or self.remote,
             observers=[*self.observers, *other.observers],
         )
 

@@ -5,6 +5,7 @@
      └─> parked ───┘  └──> blocked      └────────preempt───────────┤                           └ its last tokens
         (an event)        (a resource   ▲                          ▼                             are in flight
                            is used up)  └─ outputs came back ─ returning
+    waiting ──a remote store holds its prefix──> loading ──it came──> waiting, with pages
     abort, a stop token and a deadline end a request in any place.
 
 A request that runs with drafts goes from prefilling to verifying (a row is in flight) and drafting (at rest) in
@@ -54,6 +55,10 @@ class Places:
         self.drafting: dict[int, Request] = {}
         self.verifying: dict[int, Request] = {}
         self.draining: dict[int, Request] = {}
+        self.loading: dict[int, Request] = {}
+        self.loaded: dict[int, Request] = {}
+        self.quarantine: dict[int, Request] = {}
+        self.num_promised = 0
         self.many_stops: dict[int, frozenset[int]] = {}
         self._kv = kv
         self._order = order
@@ -116,9 +121,37 @@ class Places:
         groups = [(key[1], queue) for key, queue in self.parked.items() if key[0] == resource]
         return sorted(groups, key=lambda group: group[1].head_key())
 
+    def load(self, request: Request) -> None:
+        """Waiting -> loading, with pages that a remote store is about to fill; the rest of its prompt is promised
+        to it, so that those who wait with pages cannot lock each other out."""
+        self.waiting.remove(request)
+        self.loading[request.handle] = request
+        request.num_promised = -(-request.num_known // self._kv.page_size) - len(request.pages)
+        self.num_promised += request.num_promised
+        self.ledger.move(request, "loading")
+
+    def arrive(self, request: Request, num_loaded: int) -> None:
+        """Loading -> waiting, with `num_loaded` tokens in its pages."""
+        del self.loading[request.handle]
+        request.num_loaded = num_loaded
+        if num_loaded:
+            self.loaded[request.handle] = request
+        else:
+            self.unload(request)
+        self.wait(request)
+
+    def unload(self, request: Request) -> None:
+        """Take the pages of a request without a seat: what was loaded, or was to be, is computed now."""
+        request.may_load = False
+        self.loaded.pop(request.handle, None)
+        self._keep_promise(request)
+        self._kv.release(request)
+
     def seat(self, request: Request) -> int:
         """Waiting -> prefilling, with pages; returns the seat."""
         self.waiting.remove(request)
+        self.loaded.pop(request.handle, None)
+        self._keep_promise(request)
         seat = self._free_seats.pop()
         self.columns.seat(request, seat)
         self._by_seat[seat] = request
@@ -174,9 +207,19 @@ class Places:
             self.waiting.remove(request)
         elif request.parked_for is not None:
             self._leave_park(request)
+        if self.loading.pop(request.handle, None):
+            # The store may still write into its pages: nobody gets them until it says that it is done.
+            self._keep_promise(request)
+            self.quarantine[request.handle] = request
+        elif request.pages:
+            self.unload(request)
         self.ledger.move(request, "ended")
         request.finish_reason = reason
         del self.requests[request.handle]
+
+    def _keep_promise(self, request: Request) -> None:
+        self.num_promised -= request.num_promised
+        request.num_promised = 0
 
     def _park(self, request: Request, place: str, key: ParkKey) -> None:
         self.ledger.move(request, place)

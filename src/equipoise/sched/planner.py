@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from equipoise.kv.protocol import KVMemory
+    from equipoise.kv.protocol import KVMemory, PrefixMatch
     from equipoise.request import Request
     from equipoise.sched.ledger import Totals
     from equipoise.sched.places import Places
     from equipoise.sched.resources import TokenBudget
-    from equipoise.sched.rules import Gate, Limit, Outranks, Resource, Rules, StepView
+    from equipoise.sched.rules import Gate, Limit, Outranks, RemoteKV, Resource, Rules, StepView
 
 # What keeps a request from being admitted, beside the rules' own names.
 NO_SEAT = "max_running"
@@ -61,6 +61,7 @@ class Planner:
         self._budget = budget
         self._rules = rules
         self._totals = totals
+        self._remote = rules.remote
         self._depth = depth
         self._reserve_full_prompt = reserve_full_prompt
         self._watermark_pages = watermark_pages
@@ -204,26 +205,49 @@ class Planner:
         if not self._places.num_free_seats:
             return NO_SEAT
         match = self._kv.match(request)
+        if self._remote is not None and (outcome := self._load(self._remote, request, match)):
+            return outcome
         request.num_computed = match.num_tokens
         n = self._chunk(request, limits)
         if not n:
             return NO_BUDGET
-        resources = self._rules.resources
-        for resource in resources:
+        for resource in self._rules.resources:
             if not resource.fit(request, n):
                 self._places.block(request, resource.name, resource.share(request))
                 return BLOCKED
         upto = match.num_tokens + n
         if not self._kv.admit(request, match, upto, self._pages_to_reserve(request, upto, len(match.pages))):
-            return NO_PAGES
-        for resource in resources:
-            resource.take(request, n)
+            return self._lack_pages(plan, request)
         seat = self._places.seat(request)
         self._count_admission(request, match.num_tokens)
         plan.seated.append(request)
         # A request admitted later in this very step may share the pages that this chunk computes.
         self._publish(self._plan_chunk(plan, request, seat, n))
         return ""
+
+    def _load(self, remote: RemoteKV, request: Request, match: PrefixMatch) -> str:
+        """Have a remote store bring what it holds beyond the match: BLOCKED while it comes, "" when it has nothing."""
+        page_size = self._kv.page_size
+        upto = min(remote.num_tokens(request), request.num_known - 1) // page_size * page_size
+        if request.pages or not request.may_load or upto <= match.num_tokens:
+            return ""
+        reserve = -(-request.num_known // page_size) - len(match.pages) + self._places.num_promised
+        if not self._kv.admit(request, match, upto, reserve):
+            return NO_PAGES
+        self._places.load(request)
+        remote.start(request, match.num_tokens, upto)
+        return BLOCKED
+
+    def _lack_pages(self, plan: StepPlan, head: Request) -> str:
+        """With nobody running, requests that wait with loaded pages give theirs up, the last in order first."""
+        others = [request for request in self._places.loaded.values() if request is not head]
+        if others and not self._places.num_running:
+            victim = max(others, key=lambda request: (self._rules.order(request), request.handle))
+            plan.preempted.append(victim)
+            self._totals.preemptions += 1
+            victim.num_preemptions += 1
+            self._places.unload(victim)
+        return NO_PAGES
 
     def _count_admission(self, request: Request, num_matched: int) -> None:
         if request.num_preemptions == 0:
@@ -234,7 +258,8 @@ class Planner:
     def _pages_to_reserve(self, request: Request, upto: int, num_matched: int) -> int:
         """Pages that must be free at the admission: those of its first chunk, or of all it will compute."""
         tokens = request.num_known if self._reserve_full_prompt else upto
-        pages = -(-tokens // self._kv.page_size) - num_matched
+        pages = -(-tokens // self._kv.page_size) - num_matched - len(request.pages)
+        pages += self._places.num_promised - request.num_promised
         # With nobody running there is nobody to leave pages for.
         return pages + (self._watermark_pages if self._places.num_running else 0)
 
@@ -300,6 +325,8 @@ class Planner:
     def _plan_chunk(self, plan: StepPlan, request: Request, seat: int, n: int) -> PrefillRow:
         start = request.num_computed
         self._budget.charge_chunk(n)
+        for resource in self._rules.resources:
+            resource.take(request, n)
         row = PrefillRow(request, seat, start, n, samples=start + n == request.num_known)
         plan.prefills.append(row)
         return row

@@ -49,7 +49,7 @@ class LoraSlots:
 
     def __init__(self, max_loras: int) -> None:
         self._max_loras = max_loras
-        self._num_users: dict[str, int] = {}
+        self._users: dict[str, set[int]] = {}
         self._has_changed = False
 
     def begin_step(self) -> bool:
@@ -64,21 +64,21 @@ class LoraSlots:
     def fit(self, request: Request, _n: int) -> bool:
         """Is its adapter running, or a slot free?"""
         lora = request.lora
-        return lora is None or lora in self._num_users or len(self._num_users) < self._max_loras
+        return lora is None or lora in self._users or len(self._users) < self._max_loras
 
     def take(self, request: Request, _n: int) -> None:
-        """One more request of its adapter runs."""
+        """Its adapter runs from now on, if it did not."""
         lora = request.lora
         if lora is not None:
-            self._has_changed |= lora not in self._num_users
-            self._num_users[lora] = self._num_users.get(lora, 0) + 1
+            self._has_changed |= lora not in self._users
+            self._users.setdefault(lora, set()).add(request.handle)
 
     def give_back(self, request: Request) -> None:
-        """One less; the last one frees the slot."""
+        """One user less; the last one frees the slot."""
         lora = request.lora
         if lora is None:
             return
-        self._num_users[lora] -= 1
-        if self._num_users[lora] == 0:
-            del self._num_users[lora]
+        self._users[lora].discard(request.handle)
+        if not self._users[lora]:
+            del self._users[lora]
             self._has_changed = True

@@ -95,11 +95,24 @@ class Resource(Protocol):
         ...
 
     def take(self, request: Request, n: int) -> None:
-        """`request` was admitted."""
+        """A chunk of `n` tokens of `request` is planned, its first or a later one."""
         ...
 
     def give_back(self, request: Request) -> None:
-        """`request` was preempted or ended; called once for each `take`."""
+        """`request`, for which something was taken, leaves its seat: it was preempted or ended."""
+        ...
+
+
+class RemoteKV(Protocol):
+    """A store that may hold the KV of a prompt's beginning, and brings it while others run."""
+
+    def num_tokens(self, request: Request) -> int:
+        """Tokens [0, n) of the prompt that it can bring; asked when the request is about to be admitted."""
+        ...
+
+    def start(self, request: Request, first: int, upto: int) -> None:
+        """Begin to write the KV of tokens [first, upto) into `request.pages`. `Scheduler.kv_arrived` is told when
+        nothing is written any more, be it that all came or that it failed."""
         ...
 
 
@@ -117,6 +130,7 @@ class Rules:
     admission_gates: Sequence[Gate] = ()
     resources: Sequence[Resource] = ()
     drafter: Drafter | None = None
+    remote: RemoteKV | None = None
     observers: Sequence[Observer] = ()
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from equipoise.clock import Clock
     from equipoise.exec.protocol import StepOutput
     from equipoise.kv.protocol import KVMemory
-    from equipoise.request import FinishReason, Request
+    from equipoise.request import FinishReason, Request, Tokens
     from equipoise.sched.columns import Columns
     from equipoise.sched.explain import DecisionTrace
     from equipoise.sched.resources import TokenBudget
@@ -112,6 +112,30 @@ class Scheduler:
         if request is not None and request.place == "parked":
             self._places.unpark(request)
 
+    def kv_arrived(self, handle: int, num_tokens: int) -> None:
+        """A remote store is done with a request's pages: tokens [0, num_tokens) are in them, 0 when it failed.
+
+        Pages of a request that ended meanwhile are free from now on."""
+        places = self._places
+        ended = places.quarantine.pop(handle, None)
+        if ended is not None:
+            self.kv.release(ended)
+            return
+        request = places.loading.get(handle)
+        if request is None:
+            raise InvariantError(f"request #{handle} loads nothing")
+        if num_tokens:
+            self.kv.publish(request, request.prompt_ids, num_tokens)
+        places.arrive(request, num_tokens)
+
+    def extend_prompt(self, handle: int, tokens: Tokens) -> None:
+        """More of a prompt that arrives in pieces: the request was added with `wait_for="input"`, and `wake` ends
+        it. Raises InvalidValueError when it grows too long; ignored when the request has ended."""
+        request = self._places.requests.get(handle)
+        if request is not None:
+            request.extend_prompt(tokens, self.max_model_len)
+            self.kv.prepare(request)
+
     def abort(self, handle: int, reason: FinishReason = "abort") -> Request | None:
         """End a request wherever it is; rows of it that are in flight are dropped. None when it is unknown or ended."""
         request = self._places.requests.get(handle)
@@ -142,8 +166,13 @@ class Scheduler:
         """Undo `pause`."""
         self._pause = ""
 
-    def flush_cache(self) -> int:
-        """Forget all cached prefixes; returns the pages dropped."""
+    def flush_cache(self, *, preempt_running: bool = False) -> int:
+        """Forget all cached prefixes; returns the pages dropped. With `preempt_running` nothing computed before
+        is used again, as when the weights have changed: who runs starts anew."""
+        if preempt_running:
+            for request in tuple(self._places.preemptible()):
+                self.totals.preemptions += 1
+                self._places.preempt(request)
         return self.kv.flush()
 
     # ---------------------------------------------------------------- what others may read

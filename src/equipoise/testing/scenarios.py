@@ -27,13 +27,15 @@ from equipoise.request import Request, SamplingParams
 from equipoise.sched.assemble import build_scheduler
 from equipoise.sched.drafts import can_draft
 from equipoise.sched.extend import Extension
+from equipoise.sched.plan import StepPlan
 from equipoise.sched.resources import LoraSlots
+from equipoise.sched.rules import OPEN
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from equipoise.request import Tokens
-    from equipoise.sched.plan import StepPlan
+    from equipoise.sched.rules import StepView
     from equipoise.sched.scheduler import Scheduler
 
 FIRST_TOKEN = 100
@@ -68,7 +70,7 @@ class CaseConfig(msgspec.Struct, forbid_unknown_fields=True):
     def unsupported(self) -> list[str]:
         """Features that the case asks for and our scheduler does not have."""
         off = CaseConfig()
-        names = ("remote", "dp")
+        names = ("dp",)
         return [name for name in names if getattr(self, name) != getattr(off, name)]
 
 
@@ -103,13 +105,34 @@ class ScriptedDrafts:
         return self.next.pop(request.request_id, [])[:most]
 
 
+class ScriptedStore:
+    """A remote store that holds the first `num_held` tokens of every prompt, and brings them when told to."""
+
+    def __init__(self, num_held: int) -> None:
+        self._num_held = num_held
+
+    def num_tokens(self, _request: Request) -> int:
+        return self._num_held
+
+    def start(self, _request: Request, _first: int, _upto: int) -> None:
+        pass  # the script says when
+
+
 class Run:
     """One case under way: the scheduler, its outstanding plans, and the rows observed so far."""
 
     def __init__(self, cfg: CaseConfig) -> None:
         self.clock = VirtualClock()
         self.drafts = ScriptedDrafts()
-        self.scheduler = _scheduler_of(cfg, self.clock, self.drafts)
+        self._num_remote = cfg.remote or 0
+        self._throttles = False
+        extension = Extension(
+            drafter=self.drafts if cfg.spec else None,
+            remote=ScriptedStore(self._num_remote) if self._num_remote else None,
+            prefill_gates=[self.throttle],
+            resources=[LoraSlots(cfg.max_loras)] if cfg.max_loras else [],
+        )
+        self.scheduler = _scheduler_of(cfg, self.clock, extension)
         self.rows: list[dict[str, Any]] = []
         self._outstanding: deque[StepPlan] = deque()
         self._handles: dict[str, int] = {}
@@ -144,8 +167,13 @@ class Run:
         self._handles[name] = handle
         self.scheduler.add(request)
 
-    def op_sched(self, _options: dict[str, Any] | None = None) -> None:
+    def throttle(self, view: StepView) -> int:
+        """A gate that the script closes to prefill for one plan, if anybody can decode."""
+        return 0 if self._throttles and view.num_decoding else OPEN
+
+    def op_sched(self, options: dict[str, Any] | None = None) -> None:
         """Plan a step; it stays in flight."""
+        self._throttles = bool((options or {}).get("throttle"))
         # "Pause all" means that the engine does not call the scheduler.
         plan = self.scheduler.schedule() if self.scheduler.paused != "all" else _nothing(self.scheduler)
         self._outstanding.append(plan)
@@ -171,6 +199,8 @@ class Run:
             result = self.scheduler.apply(plan, StepOutput(self._draw(plan, forced, accepted)))
             delivered = dict(Counter(names[handle] for handle in result.handles.tolist()))
             finished = {request.request_id: request.finish_reason for request in result.finished}
+        for name in (options or {}).get("recv", ()):
+            self.scheduler.kv_arrived(self._handles[name], self._num_remote)
         self._observe("upd", delivered=delivered, finished=finished)
 
     def op_step(self, options: dict[str, Any] | None = None) -> None:
@@ -211,13 +241,13 @@ class Run:
         """What to propose in the next plan."""
         self.drafts.next |= drafts
 
-    def op_reset(self, _running: bool = False) -> None:
-        """Forget all cached prefixes."""
-        self.scheduler.flush_cache()
+    def op_reset(self, running: bool = False) -> None:
+        """Forget all cached prefixes; with `running` those who run start anew."""
+        self.scheduler.flush_cache(preempt_running=running)
 
     def _observe(self, op: str, **facts: Any) -> None:
         places = [(request.request_id, request.place) for request in self.scheduler.requests()]
-        waiting = [name for name, place in places if place in ("waiting", "blocked", "returning", "parked")]
+        waiting = [name for name, place in places if place in ("waiting", "blocked", "returning", "parked", "loading")]
         self.rows.append({"op": op, "waiting": waiting, "free": self.scheduler.kv.num_free, **facts})
 
     def _draw(self, plan: StepPlan, forced: dict[int, int], accepted: dict[str, int]) -> Tokens:
@@ -240,7 +270,7 @@ class Run:
         return self._names()[int(plan.sampled_handles[row])]
 
 
-def _scheduler_of(cfg: CaseConfig, clock: VirtualClock, drafts: ScriptedDrafts) -> Scheduler:
+def _scheduler_of(cfg: CaseConfig, clock: VirtualClock, extension: Extension) -> Scheduler:
     info = ExecutorInfo(
         model_type="scenario",
         vocab_size=1 << 30,
@@ -265,16 +295,10 @@ def _scheduler_of(cfg: CaseConfig, clock: VirtualClock, drafts: ScriptedDrafts) 
         watermark=cfg.watermark,
     )
     cache = CacheConfig(page_size=cfg.block_size, prefix_cache=cfg.apc)
-    extension = Extension(
-        drafter=drafts if cfg.spec else None,
-        resources=[LoraSlots(cfg.max_loras)] if cfg.max_loras else [],
-    )
     return build_scheduler(config, cache, info, clock, extension)
 
 
 def _nothing(scheduler: Scheduler) -> StepPlan:
-    from equipoise.sched.plan import StepPlan
-
     return StepPlan(scheduler.totals.steps)
 
 
