@@ -110,7 +110,7 @@ def test_links_lead_somewhere(paper: Path) -> None:
 
 
 def test_flags_in_the_docs_exist() -> None:
-    foreign = {"torch-backend", "max-time", "help", "config", "version", "json", "system"}
+    foreign = {"torch-backend", "local-dir", "max-time", "help", "config", "version", "json", "system"}
     for block in re.findall(r"`([^`]*--[^`]*)`", (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")):
         for flag in re.findall(r"--([a-z][a-z-]*)", block):
             assert flag in KEYS | foreign, f"--{flag} is not a flag of equipoise serve"
