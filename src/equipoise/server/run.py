@@ -22,6 +22,7 @@ from equipoise.obs.log import setup_logging
 from equipoise.server.app import build_app
 from equipoise.server.chat import ChatTemplate
 from equipoise.server.client import AsyncEngine
+from equipoise.server.connection import Connection
 from equipoise.server.listen import listen
 from equipoise.server.service import Service
 from equipoise.server.tools import detect_tool_format
@@ -154,7 +155,7 @@ async def _serve(service: Service, listener: socket.socket, on_ready: Callable[[
     web = _Server(
         uvicorn.Config(
             build_app(service),
-            http="httptools",
+            http=Connection,
             ws="none",
             lifespan="off",
             log_config=None,
