@@ -15,7 +15,8 @@ from pathlib import Path
 
 import torch
 
-from equipoise.exec.torch.native import NativeOps, torch_linear
+from equipoise.exec.torch.native import NativeOps
+from equipoise.exec.torch.torch_ops import torch_linear
 
 SHAPES = ((1376, 256), (4096, 768), (768, 2048), (32000, 768))
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256)

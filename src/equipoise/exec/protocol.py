@@ -50,7 +50,7 @@ class StepOutput(msgspec.Struct):
     """What a step computed. Keys of `logprobs` are sampled rows; of the other two, request handles.
 
     tokens: (num_sampled,) int32, in the plan's numbering of sampled rows
-    prompt_logprobs: positions [start, start + n) of this step's chunk, position 0 left out
+    prompt_logprobs: of the tokens that this chunk predicts, positions [start + 1, start + n + 1) of the prompt
     failed: requests that cannot go on (a grammar that no token satisfies), with the reason
     """
 

@@ -11,11 +11,12 @@ import pytest
 import torch
 
 from equipoise.exec.torch import attention
-from equipoise.exec.torch.attention import AttentionSpec, attend
+from equipoise.exec.torch.attention import attend
 from equipoise.exec.torch.batch import gather_batch
 from equipoise.exec.torch.native import NativeOps
-from equipoise.exec.torch.ops import TorchOps
+from equipoise.exec.torch.ops import AttentionSpec
 from equipoise.exec.torch.pages import KVShape, make_pages
+from equipoise.exec.torch.torch_ops import TorchOps
 from equipoise.request import Request, SamplingParams
 from equipoise.sched.columns import Columns
 from equipoise.sched.plan import PrefillRow, StepPlan
@@ -191,7 +192,7 @@ def test_gathering_in_parts_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> 
     step = make_step([3, 50, 17, 9, 30], [], shape, 8)
     queries, keys, values = qkv(step, 4, shape)
     whole = attend(TorchOps(), spec, step.pages, queries, keys, values, step.batch)
-    monkeypatch.setattr("equipoise.exec.torch.ops.GATHER_BYTES", 2 * 7 * 2 * 8 * 16 * 4)
+    monkeypatch.setattr("equipoise.exec.torch.torch_ops.GATHER_BYTES", 2 * 7 * 2 * 8 * 16 * 4)
     torch.testing.assert_close(attend(TorchOps(), spec, step.pages, queries, keys, values, step.batch), whole)
 
 

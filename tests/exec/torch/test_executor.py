@@ -18,7 +18,7 @@ from equipoise.config import CacheConfig, ModelConfig, SchedulerConfig
 from equipoise.errors import InvariantError
 from equipoise.exec.torch import executor as executor_module
 from equipoise.exec.torch.executor import build_torch_executor
-from equipoise.exec.torch.ops import TorchOps
+from equipoise.exec.torch.torch_ops import TorchOps
 from equipoise.request import Grammar, Request, SamplingParams
 from equipoise.sched.columns import Columns
 from equipoise.sched.plan import PrefillRow, StepPlan

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from equipoise.exec.torch import native
-from equipoise.exec.torch.native import CompileError, NativeOps
-from equipoise.exec.torch.ops import TorchOps, choose_ops
+from equipoise.exec.torch.native import CompileError, NativeOps, choose_ops
 from equipoise.exec.torch.pages import KVShape, make_pages
+from equipoise.exec.torch.torch_ops import TorchOps
 
 if TYPE_CHECKING:
     from pathlib import Path

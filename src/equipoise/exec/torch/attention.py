@@ -2,36 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 
-from equipoise.exec.torch.ops import gather, softmax_attention
+from equipoise.exec.torch.torch_ops import gather, softmax_attention
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from equipoise.exec.torch.batch import Batch, Chunk
-    from equipoise.exec.torch.ops import Ops
+    from equipoise.exec.torch.ops import AttentionSpec, Ops
     from equipoise.exec.torch.pages import LayerPages
 
 QUERY_BLOCK = 512
 """Queries of a chunk that attend at once when a mask is needed: bounds the mask, and for a sliding window the keys."""
-
-
-@dataclass(frozen=True, eq=False)
-class AttentionSpec:
-    """How a layer attends: a query at position p sees keys (p - window, p], all of [0, p] without a window.
-
-    scale multiplies the scores; softcap c turns a score s into c * tanh(s / c); sinks (num_heads,) join each
-    head's softmax as one more score with no value. Native kernels read float32, contiguous sinks."""
-
-    scale: float
-    window: int | None = None
-    softcap: float | None = None
-    sinks: Tensor | None = None
 
 
 def attend(

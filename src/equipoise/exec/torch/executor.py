@@ -16,7 +16,7 @@ from equipoise.exec.protocol import ExecutorInfo
 from equipoise.exec.torch.batch import gather_batch, prompt_spans
 from equipoise.exec.torch.grammar import Grammars
 from equipoise.exec.torch.models.load import load_model
-from equipoise.exec.torch.ops import choose_ops
+from equipoise.exec.torch.native import choose_ops
 from equipoise.exec.torch.pages import count_pages, make_pages
 from equipoise.exec.torch.runner import Runner
 from equipoise.exec.torch.sampler import Sampler

@@ -15,14 +15,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F
+
+from equipoise.exec.torch.torch_ops import TorchOps, torch_linear
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from equipoise.exec.torch.attention import AttentionSpec
     from equipoise.exec.torch.batch import Singles
-    from equipoise.exec.torch.pages import LayerPages
+    from equipoise.exec.torch.ops import AttentionSpec, Ops
+    from equipoise.exec.torch.pages import KVShape, LayerPages
 
 logger = logging.getLogger(__name__)
 
@@ -64,13 +65,15 @@ class _Layer(ctypes.Structure):
     )
 
 
-def torch_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, add_to: Tensor | None = None) -> Tensor:
-    """`Ops.linear` in torch."""
-    if add_to is None:
-        return F.linear(x, weight, bias)
-    if bias is not None:
-        add_to += bias
-    return add_to.addmm_(x, weight.t())
+def choose_ops(device: torch.device, dtype: torch.dtype, shapes: tuple[KVShape, ...], num_threads: int) -> Ops:
+    """The C kernels on a CPU in float32, torch otherwise and where they do not compile."""
+    if device.type != "cpu" or dtype != torch.float32 or any(s.head_dim > MAX_HEAD_DIM for s in shapes):
+        return TorchOps()
+    try:
+        return NativeOps(num_threads)
+    except CompileError as error:
+        logger.warning("no C kernels, decoding runs in torch and is slower: %s", error)
+        return TorchOps()
 
 
 class CompileError(Exception):

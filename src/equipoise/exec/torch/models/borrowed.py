@@ -17,7 +17,8 @@ import transformers
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 
 from equipoise.errors import CheckpointError, InvariantError
-from equipoise.exec.torch.attention import AttentionSpec, attend
+from equipoise.exec.torch.attention import attend
+from equipoise.exec.torch.ops import AttentionSpec
 from equipoise.exec.torch.pages import KVShape
 
 if TYPE_CHECKING:

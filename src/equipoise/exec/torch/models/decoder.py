@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 
 from equipoise.errors import CheckpointError
-from equipoise.exec.torch.attention import AttentionSpec, attend
+from equipoise.exec.torch.attention import attend
+from equipoise.exec.torch.ops import AttentionSpec
 from equipoise.exec.torch.pages import KVShape
 
 if TYPE_CHECKING:
