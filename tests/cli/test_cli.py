@@ -79,6 +79,8 @@ def test_help_needs_no_heavy_imports() -> None:
         (("serve", "--step-ms", "inf"), "step-ms: inf"),
         (("serve", "--sim-seed", "1180591620717411303424"), "sim-seed: 1180591620717411303424"),
         (("serve", "--sim-vocab-size", "0"), "sim-vocab-size: 0"),
+        (("serve", "--order", "random"), "order: 'random' is not one of fcfs, priority"),
+        (("serve", "--port", "0", "--rules", "nowhere:rule"), "rule: 'nowhere:rule' cannot be loaded"),
         (("serve", "a-model"), "a-model"),
         (("serve", "--config", "/nowhere.toml"), "/nowhere.toml"),
         (("dance",), "dance"),

@@ -17,6 +17,7 @@ MAX_KV_GB = 65536
 MAX_THREADS = 1024
 MAX_VOCAB_SIZE = 2**24
 MAX_COST_MS = 3_600_000.0
+ORDERS = ("fcfs", "priority", "shortest-first", "longest-first")
 
 
 @dataclass(frozen=True)
@@ -163,6 +164,8 @@ class SchedulerConfig:
         _at_least("num-drafts", self.num_drafts, 0)
         _at_least("trace-steps", self.trace_steps, 0)
         _at_least("max-bypass", self.max_bypass, 0)
+        if self.order not in ORDERS:
+            raise ConfigError(f"order: {self.order!r} is not one of {', '.join(ORDERS)}")
         if not self.ageing_s > 0:
             raise ConfigError(f"ageing-s: {self.ageing_s} must be more than 0")
         _at_least("max-waiting-reqs", self.max_waiting_reqs, 1)

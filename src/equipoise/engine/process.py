@@ -28,6 +28,7 @@ from equipoise.exec.cost import LinearCost
 from equipoise.exec.sim import SimExecutor, SimVocabulary, sim_info
 from equipoise.obs.log import setup_logging
 from equipoise.sched.assemble import build_scheduler
+from equipoise.sched.extend import find_factory
 
 if TYPE_CHECKING:
     from equipoise.clock import Clock
@@ -91,6 +92,8 @@ def _read_spec(stdin: IO[bytes]) -> RankSpec:
 def _serve(spec: RankSpec, channel: Channel[ToRank, FromRank], started_at: float) -> None:
     """Start, main loop, stop."""
     clock = WallClock()
+    for rule in spec.config.scheduler.rules:
+        find_factory(rule)  # a misspelt rule must not cost the minutes that a large model takes to load
     executor = build_executor(spec, clock)
     try:
         loop, scheduler = _build_loop(spec, executor, channel, clock)

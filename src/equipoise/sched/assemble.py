@@ -117,6 +117,4 @@ def _order(config: SchedulerConfig) -> Order:
         "shortest-first": shortest_first(config.ageing_s),
         "longest-first": longest_first,
     }
-    if config.order not in orders:
-        raise ConfigError(f"order: {config.order!r} is not one of {', '.join(orders)}")
     return orders[config.order]

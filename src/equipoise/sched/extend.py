@@ -62,13 +62,14 @@ ExtensionFactory = Callable[["SchedulerConfig", "ExecutorInfo"], Extension]
 
 def load_extension(name: str, config: SchedulerConfig, info: ExecutorInfo) -> Extension:
     """The extension called `name`: "module:function", or an entry point. Raises ConfigError in one line."""
-    extension = _find(name)(config, info)
+    extension = find_factory(name)(config, info)
     if not isinstance(extension, Extension):
         raise ConfigError(f"rule: {name} returned {type(extension).__name__}, it must return an Extension")
     return extension
 
 
-def _find(name: str) -> ExtensionFactory:
+def find_factory(name: str) -> ExtensionFactory:
+    """The function that `name` means, not called yet. Raises ConfigError in one line."""
     try:
         if ":" in name:
             module, _, attribute = name.partition(":")
@@ -76,8 +77,8 @@ def _find(name: str) -> ExtensionFactory:
         else:
             factory = entry_points(group=ENTRY_POINTS)[name].load()
     except KeyError:
-        known = ", ".join(sorted(entry_points(group=ENTRY_POINTS).names)) or "none installed"
-        raise ConfigError(f"rule: {name!r} is neither module:function nor one of the rules {known}") from None
+        known = ", ".join(sorted(entry_points(group=ENTRY_POINTS).names)) or "none"
+        raise ConfigError(f"rule: {name!r} is neither module:function nor an installed rule ({known})") from None
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"rule: {name!r} cannot be loaded: {error}") from None
     if not callable(factory):
