@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import threading
+import time
 from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING
 
@@ -413,6 +414,20 @@ def test_a_compilation_that_takes_too_long_fails_and_others_go_on(chars):
         with pytest.raises(InvalidValueError, match="more than 0 s"):
             impatient.compile(Grammar("regex", slow)).result(timeout=60)
     impatient.close()
+
+
+def test_a_grammar_that_reads_its_output_in_too_many_ways_fails_in_time(chars):
+    request = chars.ready(Grammar("regex", "((a*)*)*b"))
+    letter = chars.tokenizer.token_to_id("a")
+    chars.grammars.seat(request, [])
+    start = time.thread_time()
+    reason, none = None, np.empty(0, np.int64)
+    while reason is None and time.thread_time() - start < 20:
+        chars.grammars.mask([request.handle], [none])
+        reason = chars.grammars.accept(request.handle, letter)
+    assert reason is not None
+    assert "too many ways" in reason
+    chars.grammars.forget(request)
 
 
 def test_a_model_without_an_end_token_needs_stop_ids(tmp_path):

@@ -9,6 +9,7 @@ for no text, and what the client reads stays valid. Special tokens never match t
 from __future__ import annotations
 
 import threading
+import time
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
@@ -27,13 +28,21 @@ if TYPE_CHECKING:
 
 _BITS = 32  # tokens per word of a mask
 
+ALLOWANCE_S = 2.0
+TOKEN_ALLOWANCE_S = 0.005
+"""CPU seconds that a request's grammar may take in all: so many, and so many more for each token.
+
+Ordinary grammars take microseconds a token. One that can read its output in very many ways ("((1*)*)*1") takes
+more with every token, seconds after some hundred, and every other request of the step waits for it."""
+
 
 class _State:
     """How far a request's output has come in its grammar.
 
-    `accepted` are the tokens the matcher has taken; `broken` says why it can take no more."""
+    `accepted` are the tokens the matcher has taken; `broken` says why it can take no more; `spent_s` is the CPU
+    time that it took so far."""
 
-    __slots__ = ("_matcher", "accepted", "broken", "stop_ids")
+    __slots__ = ("_matcher", "accepted", "broken", "spent_s", "stop_ids")
 
     def __init__(self, compiled: xgrammar.CompiledGrammar, stop_ids: tuple[int, ...]) -> None:
         from xgrammar import GrammarMatcher
@@ -42,6 +51,7 @@ class _State:
         self.stop_ids = stop_ids
         self.accepted: list[int] = []
         self.broken: str | None = None
+        self.spent_s = 0.0
 
     @property
     def is_over(self) -> bool:
@@ -70,12 +80,27 @@ class _State:
             bits[row] = 0
             _set_bits(bits[row], self.stop_ids)
         else:
+            start = time.thread_time()
             self._matcher.fill_next_token_bitmask(bits, row)
+            self._charge(start)
 
     def _takes(self, token: int) -> bool:
         if self._matcher.is_terminated():
             return token in self.stop_ids
-        return bool(self._matcher.accept_token(token))
+        start = time.thread_time()
+        taken = bool(self._matcher.accept_token(token))
+        self._charge(start)
+        return taken
+
+    def _charge(self, start: float) -> None:
+        """Count the CPU time since `start`; the grammar is broken once its allowance is spent."""
+        self.spent_s += time.thread_time() - start
+        allowed = ALLOWANCE_S + TOKEN_ALLOWANCE_S * len(self.accepted)
+        if self.spent_s > allowed and self.broken is None:
+            self.broken = (
+                f"the grammar took more than the {allowed:.1f} s of computing that {len(self.accepted)} output tokens "
+                "are allowed: it can read the same text in too many ways"
+            )
 
 
 class Grammars:
