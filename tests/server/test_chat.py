@@ -59,6 +59,8 @@ def test_a_template_that_refuses_is_an_error_of_messages(source: str, words: str
 def test_a_broken_template_is_an_error_of_the_checkpoint() -> None:
     with pytest.raises(CheckpointError, match="line 2"):
         ChatTemplate("ok\n{% if %}")
+    with pytest.raises(CheckpointError, match="nested"):
+        ChatTemplate("{{" + "(" * 5000 + "1" + ")" * 5000 + "}}")
 
 
 def test_content_parts_are_joined() -> None:

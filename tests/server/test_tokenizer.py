@@ -45,6 +45,7 @@ def test_facts_of_the_folder(tmp_path: Path) -> None:
     [
         ('{"eos_token_id": 2}', (2, 1)),
         ('{"text_config": {"eos_token_id": [2, 0]}}', (2, 0, 1)),
+        ('{"eos_token_id": -1}', (1,)),
         ("{}", (1,)),
     ],
 )
@@ -84,7 +85,9 @@ def test_plain_template_is_the_default(tmp_path: Path) -> None:
         ("tokenizer.json", "[]"),
         ("tokenizer_config.json", '{"chat_template": 3}'),
         ("generation_config.json", '{"eos_token_id": "x"}'),
+        ("generation_config.json", f'{{"eos_token_id": {10**30}}}'),
         ("config.json", '{"eos_token_id":'),
+        ("config.json", '{"text_config": {"eos_token_id": "x"}}'),
         ("chat_template.jinja", b"\xff\xfe"),
     ],
 )

@@ -33,6 +33,8 @@ class ChatTemplate:
             self._template = _ENVIRONMENT.from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise CheckpointError(f"chat template: line {error.lineno}: {error.message}") from None
+        except RecursionError:
+            raise CheckpointError("chat template: it is nested too deeply") from None
 
     def render(
         self,

@@ -11,6 +11,8 @@ from equipoise.errors import CheckpointError
 if TYPE_CHECKING:
     from pathlib import Path
 
+MAX_TOKEN_ID = 2**31 - 1
+
 _File = TypeVar("_File", bound=msgspec.Struct)
 
 
@@ -79,17 +81,26 @@ def _read_json(path: Path, kind: type[_File]) -> _File:
 
 def _read_eos_ids(folder: Path) -> list[int]:
     """generation_config.json outranks config.json, as it does in transformers."""
-    generation = _read_json(folder / "generation_config.json", _ModelConfig)
-    if generation.eos_token_id is not None:
-        return _as_list(generation.eos_token_id)
-    model = _read_json(folder / "config.json", _ModelConfig)
-    if model.eos_token_id is None and model.text_config is not None:
-        model = msgspec.convert(model.text_config, _ModelConfig)
-    return [] if model.eos_token_id is None else _as_list(model.eos_token_id)
+    path = folder / "generation_config.json"
+    found = _read_json(path, _ModelConfig)
+    if found.eos_token_id is None:
+        path = folder / "config.json"
+        found = _read_json(path, _ModelConfig)
+    if found.eos_token_id is None and found.text_config is not None:
+        try:
+            found = msgspec.convert(found.text_config, _ModelConfig)
+        except msgspec.ValidationError as error:
+            raise CheckpointError(f"{path}: text_config: {one_line(error)}") from None
+    return _as_ids(found.eos_token_id, path)
 
 
-def _as_list(ids: int | list[int]) -> list[int]:
-    return [ids] if isinstance(ids, int) else ids
+def _as_ids(given: int | list[int] | None, path: Path) -> list[int]:
+    """Token ids; -1 stands for "none" in some checkpoints."""
+    each = [given] if isinstance(given, int) else given or []
+    for token in each:
+        if token > MAX_TOKEN_ID:
+            raise CheckpointError(f"{path}: eos_token_id is {token}, it must be at most {MAX_TOKEN_ID}")
+    return [token for token in each if token >= 0]
 
 
 def _read_templates(folder: Path, own: _TokenizerConfig) -> dict[str, str]:

@@ -100,7 +100,7 @@ def test_find_model(tmp_path: Path) -> None:
         find_model(str(tmp_path))
 
 
-@pytest.mark.parametrize("text", ["", "{", "[1]", "\x00"])
+@pytest.mark.parametrize("text", ["", "{", "[1]", "\x00", "[" * 100_000])
 def test_broken_config(tmp_path: Path, text: str) -> None:
     (tmp_path / CONFIG).write_text(text)
     with pytest.raises(CheckpointError, match=r"config\.json"):
@@ -128,6 +128,8 @@ def test_fields_name_what_is_wrong() -> None:
         fields.integer("z")
     with pytest.raises(CheckpointError, match="here: n is 3, it must be at least 4"):
         fields.integer("n", low=4)
+    with pytest.raises(CheckpointError, match="here: huge is 1180591620717411303424, it must be at most"):
+        Fields({"huge": 2**70}, "here").integer("huge")
     for read in (fields.integer, fields.text, fields.flag):
         with pytest.raises(CheckpointError, match=r"here: x is 1\.5, it must be of type"):
             read("x")
@@ -143,5 +145,6 @@ def test_eos_ids(tmp_path: Path) -> None:
     config = Fields({"eos_token_id": 5}, CONFIG)
     assert read_eos_ids(tmp_path, config) == (5,)
     assert read_eos_ids(tmp_path, Fields({}, CONFIG)) == ()
+    assert read_eos_ids(tmp_path, Fields({"eos_token_id": -1}, CONFIG)) == ()
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [7, 8]}')
     assert read_eos_ids(tmp_path, config) == (7, 8)

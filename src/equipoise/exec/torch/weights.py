@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+MAX_INTEGER = 2**31 - 1
 
 _T = TypeVar("_T", int, float, str, bool)
 
@@ -42,6 +43,8 @@ class Fields:
         value = self._get(name, int, default)
         if value < low:
             raise CheckpointError(f"{self._source}: {name} is {value}, it must be at least {low}")
+        if value > MAX_INTEGER:
+            raise CheckpointError(f"{self._source}: {name} is {value}, it must be at most {MAX_INTEGER}")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
@@ -115,7 +118,7 @@ def read_eos_ids(folder: Path, config: Fields) -> tuple[int, ...]:
     found = read_fields(path).integers("eos_token_id") if path.is_file() else None
     if found is None:
         found = config.integers("eos_token_id")
-    return found or ()
+    return tuple(token for token in found or () if token >= 0)  # some checkpoints say -1 for "none"
 
 
 def refuse_quantized(config: Fields) -> None:
@@ -203,7 +206,7 @@ def _shards(folder: Path) -> list[str]:
 def _read_object(path: Path) -> dict[str, object]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: not readable as JSON: {error}") from error
     if not isinstance(found, dict):
         raise CheckpointError(f"{path}: must be a JSON object")

@@ -15,7 +15,7 @@ from tests.checkpoints import EOS_ID, MAX_POSITION, VOCAB_SIZE, checkpoint, copy
 
 from equipoise.config import ModelConfig
 from equipoise.errors import CheckpointError, ConfigError
-from equipoise.exec.torch.models.load import BORROWED, load_model
+from equipoise.exec.torch.models.load import BORROWED, is_lack_of_memory, load_model
 from equipoise.exec.torch.models.spec import FAMILIES
 
 if TYPE_CHECKING:
@@ -145,3 +145,12 @@ def test_the_lean_path_does_not_import_transformers() -> None:
         "assert 'transformers' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_lack_of_memory_is_told_from_other_failures() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(2**50)
+    assert is_lack_of_memory(caught.value)
+    with pytest.raises(RuntimeError) as caught:
+        torch.ones(2) @ torch.ones(3)
+    assert not is_lack_of_memory(caught.value)

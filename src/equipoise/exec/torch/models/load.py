@@ -57,7 +57,15 @@ def load_model(settings: ModelConfig) -> LoadedModel:
     device = choose_device(settings)
     dtype = _choose_dtype(settings, weights, device)
     make = _make_lean if model_type in FAMILIES else _make_borrowed
-    model, vocab_size, max_model_len = make(folder, config, weights, settings, dtype, device)
+    try:
+        model, vocab_size, max_model_len = make(folder, config, weights, settings, dtype, device)
+    except (MemoryError, RuntimeError) as error:
+        if not is_lack_of_memory(error):
+            raise
+        raise ConfigError(
+            f"model: no memory on {device} for {folder} in {str(dtype).removeprefix('torch.')} "
+            f"with its max_position_embeddings; a smaller max-model-len may help"
+        ) from error
     return LoadedModel(
         model=model,
         model_type=model_type,
@@ -94,6 +102,11 @@ def _make_borrowed(
 
     model = BorrowedModel(folder, dtype, device)
     return model, model.vocab_size, _choose_max_model_len(settings, model.max_position)
+
+
+def is_lack_of_memory(error: MemoryError | RuntimeError) -> bool:
+    """torch has a class of its own for a GPU's memory alone."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
 def choose_device(settings: ModelConfig) -> torch.device:
