@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from equipoise import LLM, SamplingParams
 from equipoise.demo import demo_model_path
-from equipoise.server.chat import ChatTemplate
+from equipoise.text.chat import ChatTemplate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

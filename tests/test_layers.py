@@ -20,7 +20,7 @@ SRC = Path(__file__).parent.parent / "src"
 ROWS = (
     ("errors", "request", "clock", "demo", "dashboard"),
     ("config",),
-    ("sched", "kv", "exec", "obs"),
+    ("sched", "kv", "exec", "text", "obs"),
     ("engine",),
     ("server", "gateway", "sim"),
     ("llm", "cli", "testing", "__main__"),

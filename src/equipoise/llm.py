@@ -15,8 +15,8 @@ from equipoise.config import CacheConfig, EngineConfig, ModelConfig, SchedulerCo
 from equipoise.errors import ConfigError, InvalidValueError
 from equipoise.exec.protocol import TokenLogprobs
 from equipoise.request import FinishReason, SamplingParams
-from equipoise.server.chat import ChatTemplate
 from equipoise.server.client import AsyncEngine, split_choices, token_array
+from equipoise.text.chat import ChatTemplate
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence

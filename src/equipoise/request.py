@@ -224,7 +224,7 @@ class Request:
         self.num_preemptions = 0
         self.num_published = 0
         self.num_loaded = 0
-        self.may_load = True
+        self.may_load = self.uses_prefix_cache
         self.num_promised = 0
         self.seat: int | None = None
         self.place = "new"

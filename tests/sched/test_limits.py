@@ -53,9 +53,9 @@ def test_the_adaptive_cap_is_an_equal_share_of_the_step(num_prefilling, num_wait
         (37, 0, 16, 16),  # on a page already
         (37, 32, 5, 5),  # the last chunk is not cut
         (37, 0, 37, 37),
-        (37, 0, 7, 0),  # less than a page: not now
+        (37, 0, 7, 7),  # another limit cut it before the boundary, and may for ever
         (37, 5, 20, 19),  # from 5, the boundary is at 24: counted from the start of the prompt
-        (37, 5, 2, 0),
+        (37, 5, 2, 2),
         (37, 5, 3, 3),
     ],
 )

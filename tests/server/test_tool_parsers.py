@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.server.calls import CallArguments, CallStart, Content, Event
-from equipoise.server.tool_parsers import (
+from equipoise.server.tools.calls import CallArguments, CallStart, Content, Event
+from equipoise.server.tools.parsers import (
     FirstCalls,
     HermesParser,
     JsonArrayParser,

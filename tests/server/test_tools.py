@@ -8,8 +8,8 @@ import pytest
 
 from equipoise.errors import InvalidValueError
 from equipoise.server.schemas import ChatBody, chat_decoder
-from equipoise.server.tool_parsers import FirstCalls, HermesParser, JsonArrayParser, NamedParser
-from equipoise.server.tools import detect_tool_format, tool_grammar, tool_parser
+from equipoise.server.tools.formats import detect_tool_format, tool_grammar, tool_parser
+from equipoise.server.tools.parsers import FirstCalls, HermesParser, JsonArrayParser, NamedParser
 
 PARAMETERS = {"type": "object", "properties": {"a": {"$ref": "#/$defs/A"}}, "$defs": {"A": {"type": "integer"}}}
 

@@ -40,6 +40,7 @@ class PagedKV:
         self._pool = PagePool(num_pages, on_evict=self._evict)
         self._shares = prefix_cache
         self._memo: Memo | None = None
+        self._private: set[int] = set()
 
     @property
     def num_free(self) -> int:
@@ -125,19 +126,23 @@ class PagedKV:
         """Let others find its pages up to `num_full`, whose keys are known."""
         keys, pages, first = request.page_keys, request.pages, request.num_published
         for i in range(first, num_full):
-            self._index.publish(keys[i], pages[i])
+            if pages[i] not in self._private:
+                self._index.publish(keys[i], pages[i])
         request.num_published = num_full
         if self._memo is not None and self._memo.next_key in keys[first:num_full]:
             self._memo = None
 
     def release(self, request: Request) -> None:
         self._pool.give_back_all(reversed(request.pages), self._index.has_key)
+        # One that others share was published before the flush, and nobody publishes it again.
+        self._private.difference_update(request.pages)
         request.pages = []
         request.num_published = request.num_loaded = 0
 
     def flush(self) -> int:
         dropped = self._pool.drop_cached()
         self._index.clear()
+        self._private = {page for page in range(self.num_pages) if self._pool.num_owners(page)}
         self._memo = None
         return dropped
 

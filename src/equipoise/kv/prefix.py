@@ -68,6 +68,6 @@ class PrefixIndex:
             self._key_of[page] = None
 
     def clear(self) -> None:
-        """Forget every page: owned ones become private to their owners."""
+        """Forget every page."""
         self._page_of.clear()
         self._key_of = [None] * len(self._key_of)

@@ -73,8 +73,7 @@ def _rules(config: SchedulerConfig, added: Extension, page_size: int, *, aligned
         order=order,
         victim_order=added.victim_order or victim_order,
         outranks=added.outranks or (outranks if config.order == "priority" else None),
-        # Alignment is last, so that its answer stands.
-        limits=[*_limits(config, page_size if aligned else 1), *added.limits, *([page_aligned(page_size)] * aligned)],
+        limits=[*_caps(config, page_size if aligned else 1), *added.limits, *_shapes(config, page_size, aligned=aligned)],
         prefill_gates=[*_prefill_gates(config), *added.prefill_gates],
         admission_gates=[*_admission_gates(config), *added.admission_gates],
         resources=added.resources,
@@ -84,15 +83,20 @@ def _rules(config: SchedulerConfig, added: Extension, page_size: int, *, aligned
     )
 
 
-def _limits(config: SchedulerConfig, unit: int) -> list[LimitRule]:
-    """`unit`: chunks are aligned to so many tokens."""
-    if not config.chunked_prefill:
-        return [whole_prompts()]  # nothing to cap
-    if not config.long_prefill_cap:
+def _caps(config: SchedulerConfig, unit: int) -> list[LimitRule]:
+    """`unit`: chunks are aligned to so many tokens. Prompts that run whole have nothing to cap."""
+    if not config.chunked_prefill or not config.long_prefill_cap:
         return []
     # A cap below a page would floor every chunk to nothing: it is rounded up to one page.
     cap = max(config.long_prefill_cap, unit)
     return [long_prefill_cap(cap, config.max_step_tokens if config.adaptive_prefill_cap else 0)]
+
+
+def _shapes(config: SchedulerConfig, page_size: int, *, aligned: bool) -> list[LimitRule]:
+    """What a chunk must be like: asked after all that cut it, so that the answer stands."""
+    if not config.chunked_prefill:
+        return [whole_prompts()]
+    return [page_aligned(page_size)] if aligned else []
 
 
 def _prefill_gates(config: SchedulerConfig) -> list[Gate]:

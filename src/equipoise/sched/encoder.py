@@ -27,23 +27,30 @@ class EncoderCache:
 
     name = "encoder"
 
-    def __init__(self, max_step_tokens: int, num_cache_tokens: int) -> None:
-        """Embeddings that one step may make, and that are kept."""
+    def __init__(self, max_step_tokens: int, num_cache_tokens: int, *, whole_prompts: bool = False) -> None:
+        """Embeddings that one step may make, and that are kept. `whole_prompts`: chunked prefill is off, so all
+        items of a prompt are encoded in one step."""
         self._max_step_tokens = max_step_tokens
         self._num_cache_tokens = num_cache_tokens
+        self._whole_prompts = whole_prompts
         self._left = max_step_tokens
+        self._made_now: dict[str, int] = {}
+        self._holding: dict[int, Request] = {}
         self._size: dict[str, int] = {}
         self._holders: dict[str, set[int]] = {}
         self._unheld: OrderedDict[str, None] = OrderedDict()
         self._num_held_tokens = 0
 
     def check(self, request: Request) -> None:
-        """Raise InvalidValueError for an item that no step, or no cache, could ever hold."""
+        """Raise InvalidValueError for items that no step, or no cache, could ever hold."""
         most = min(self._max_step_tokens, self._num_cache_tokens)
-        for item in request.encoder_items:
-            if item.n > most:
-                message = f"prompt: an input of {item.n} embeddings, at most {most} are allowed"
-                raise InvalidValueError(message, "prompt")
+        sizes = {item.key: item.n for item in request.encoder_items}
+        if self._whole_prompts and sum(sizes.values()) > most:
+            message = f"prompt: inputs of {sum(sizes.values())} embeddings in all, at most {most} fit a step"
+            raise InvalidValueError(message, "prompt")
+        for n in sizes.values():
+            if n > most:
+                raise InvalidValueError(f"prompt: an input of {n} embeddings, at most {most} are allowed", "prompt")
 
     def limit_rule(self, _view: StepView) -> Limit:
         """Bound once a step, after `begin_step`."""
@@ -64,8 +71,13 @@ class EncoderCache:
         return n
 
     def begin_step(self) -> bool:
-        """A new budget. It blocks nobody: a chunk that does not fit is cut, and its request waits in line."""
+        """A new budget; requests let go of what they have computed past. It blocks nobody: a chunk that does not
+        fit is cut, and its request waits in line."""
         self._left = self._max_step_tokens
+        self._made_now.clear()
+        for request in tuple(self._holding.values()):
+            needed = {item.key for item in request.encoder_items if item.start + item.n > request.num_computed}
+            self._let_go_but(request, needed)
         return False
 
     def share(self, _request: Request) -> str:
@@ -75,17 +87,19 @@ class EncoderCache:
         return True
 
     def take(self, request: Request, n: int) -> None:
-        """A chunk of `n` tokens is planned: hold what it reaches, let go of what was computed before it."""
+        """A chunk of `n` tokens is planned: hold what it reaches."""
         for item in _reached(request, n):
             self._hold(item, request.handle)
-        for item in request.encoder_items:
-            if item.start + item.n <= request.num_computed:
-                self._let_go(item.key, request.handle)
+            self._holding[request.handle] = request
 
     def give_back(self, request: Request) -> None:
-        """`request` left its seat: it holds nothing any more."""
+        """`request` left its seat: it holds nothing any more. What it alone reached in the step that is being
+        planned is not encoded after all."""
+        self._let_go_but(request, set())
         for item in request.encoder_items:
-            self._let_go(item.key, request.handle)
+            if item.key in self._made_now and item.key not in self._holders:
+                self._left += self._made_now.pop(item.key)
+                del self._size[item.key], self._unheld[item.key]
 
     def is_cached(self, key: str) -> bool:
         """Are the embeddings of `key` there?"""
@@ -99,8 +113,16 @@ class EncoderCache:
         holders.add(handle)
         if item.key not in self._size:
             self._left -= item.n
-            self._size[item.key] = item.n
+            self._size[item.key] = self._made_now[item.key] = item.n
             self._evict()
+
+    def _let_go_but(self, request: Request, needed: set[str]) -> None:
+        """`request` holds nothing but `needed` any more."""
+        for item in request.encoder_items:
+            if item.key not in needed:
+                self._let_go(item.key, request.handle)
+        if not needed:
+            self._holding.pop(request.handle, None)
 
     def _let_go(self, key: str, handle: int) -> None:
         holders = self._holders.get(key)

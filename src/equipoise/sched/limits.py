@@ -37,13 +37,14 @@ def page_aligned(page_size: int) -> LimitRule:
     """A chunk that is not the prompt's last ends on a page boundary (vllm-project/vllm#19878).
 
     The boundary is counted from the start of the prompt: computed + chunk is a multiple of the page.
-    A chunk that another limit cut below the next boundary does not run (n floors to 0); limits that
-    could do so for ever are rounded up to whole pages in `assemble`."""
+    A chunk that another limit cut before the next boundary runs as it is: that limit may say so for ever
+    (an image that has no room yet begins there), and the chunk after it is aligned again."""
 
     def limit(request: Request, n: int) -> int:
         end = request.num_computed + n
         if end >= request.num_known:
             return n
-        return max(0, end - end % page_size - request.num_computed)
+        floored = end - end % page_size - request.num_computed
+        return floored if floored > 0 else n
 
     return lambda _view: limit

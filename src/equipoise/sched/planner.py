@@ -205,7 +205,7 @@ class Planner:
         if not self._places.num_free_seats:
             return NO_SEAT
         match = self._kv.match(request)
-        if self._remote is not None and (outcome := self._load(self._remote, request, match)):
+        if self._remote is not None and (outcome := self._load(plan, self._remote, request, match)):
             return outcome
         request.num_computed = match.num_tokens
         n = self._chunk(request, limits)
@@ -225,15 +225,16 @@ class Planner:
         self._publish(self._plan_chunk(plan, request, seat, n))
         return ""
 
-    def _load(self, remote: RemoteKV, request: Request, match: PrefixMatch) -> str:
+    def _load(self, plan: StepPlan, remote: RemoteKV, request: Request, match: PrefixMatch) -> str:
         """Have a remote store bring what it holds beyond the match: BLOCKED while it comes, "" when it has nothing."""
         page_size = self._kv.page_size
-        upto = min(remote.num_tokens(request), request.num_known - 1) // page_size * page_size
+        upto = min(remote.num_tokens(request), request.num_prompt, request.num_known - 1) // page_size * page_size
         if request.pages or not request.may_load or upto <= match.num_tokens:
             return ""
         reserve = -(-request.num_known // page_size) - len(match.pages) + self._places.num_promised
+        reserve += self._watermark_pages if self._places.num_running else 0
         if not self._kv.admit(request, match, upto, reserve):
-            return NO_PAGES
+            return self._lack_pages(plan, request)
         self._places.load(request)
         remote.start(request, match.num_tokens, upto)
         return BLOCKED

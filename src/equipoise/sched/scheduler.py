@@ -83,6 +83,7 @@ class Scheduler:
         self._max_waiting_tokens = max_waiting_tokens
         self._deadlines: list[tuple[float, int]] = []
         self._pause: PauseMode = ""
+        self._restarting: set[int] = set()
         self._hold = Hold("", clock.now())
         self._step = 0
         self._num_outstanding = 0
@@ -115,7 +116,8 @@ class Scheduler:
     def kv_arrived(self, handle: int, num_tokens: int) -> None:
         """A remote store is done with a request's pages: tokens [0, num_tokens) are in them, 0 when it failed.
 
-        Pages of a request that ended meanwhile are free from now on."""
+        Pages of a request that ended meanwhile are free from now on. Raises InvariantError when the request loads
+        nothing, or less than that."""
         places = self._places
         ended = places.quarantine.pop(handle, None)
         if ended is not None:
@@ -124,15 +126,23 @@ class Scheduler:
         request = places.loading.get(handle)
         if request is None:
             raise InvariantError(f"request #{handle} loads nothing")
+        most = len(request.pages) * self.kv.page_size
+        if not 0 <= num_tokens <= most:
+            raise InvariantError(f"{num_tokens} tokens arrived for {request}, at most {most} were to come")
+        if not request.may_load:
+            num_tokens = 0  # flushed meanwhile
         if num_tokens:
             self.kv.publish(request, request.prompt_ids, num_tokens)
         places.arrive(request, num_tokens)
 
     def extend_prompt(self, handle: int, tokens: Tokens) -> None:
         """More of a prompt that arrives in pieces: the request was added with `wait_for="input"`, and `wake` ends
-        it. Raises InvalidValueError when it grows too long; ignored when the request has ended."""
+        it. Raises InvalidValueError when it grows too long, InvariantError when it is not parked any more; ignored
+        when the request has ended."""
         request = self._places.requests.get(handle)
         if request is not None:
+            if request.place != "parked":
+                raise InvariantError(f"{request} takes no more input")
             request.extend_prompt(tokens, self.max_model_len)
             self.kv.prepare(request)
 
@@ -168,12 +178,21 @@ class Scheduler:
 
     def flush_cache(self, *, preempt_running: bool = False) -> int:
         """Forget all cached prefixes; returns the pages dropped. With `preempt_running` nothing computed before
-        is used again, as when the weights have changed: who runs starts anew."""
+        is used again, as when the weights have changed: who runs starts anew, at once or when its row to verify is
+        back, and what a remote store brought or is bringing is computed instead."""
         if preempt_running:
             for request in tuple(self._places.preemptible()):
-                self.totals.preemptions += 1
-                self._places.preempt(request)
+                self._preempt(request)
+            self._restarting.update(self._places.verifying)
+            for request in tuple(self._places.loaded.values()):
+                self._places.unload(request)
+            for request in self._places.loading.values():
+                request.may_load = False
         return self.kv.flush()
+
+    def _preempt(self, request: Request) -> None:
+        self.totals.preemptions += 1
+        self._places.preempt(request)
 
     # ---------------------------------------------------------------- what others may read
 
@@ -390,6 +409,9 @@ class Scheduler:
             if row.request.place == "verifying":
                 drawn = tokens[first : first + row.num_samples].tolist()
                 delivered += range(first, first + self._settle_row(row, drawn, finished))
+                if row.request.handle in self._restarting and row.request.place == "drafting":
+                    self._preempt(row.request)
+                self._restarting.discard(row.request.handle)
             first += row.num_samples
         return delivered
 

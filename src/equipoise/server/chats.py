@@ -12,7 +12,6 @@ import msgspec
 
 from equipoise.errors import InvalidValueError
 from equipoise.server import logprobs as shown
-from equipoise.server.calls import CallArguments, CallStart, Content, Event
 from equipoise.server.http import decode, encode, read_body, reply_json
 from equipoise.server.params import chat_params, constraint_field, naming_constraint
 from equipoise.server.schemas import (
@@ -27,7 +26,8 @@ from equipoise.server.schemas import (
 )
 from equipoise.server.service import Job
 from equipoise.server.stream import DONE, collect_all, stream
-from equipoise.server.tools import MARKERS, tool_grammar, tool_parser
+from equipoise.server.tools.calls import CallArguments, CallStart, Content, Event
+from equipoise.server.tools.formats import MARKERS, tool_grammar, tool_parser
 from equipoise.server.wire import answer_id, chunk_edges, has_usage_chunk, request_name
 
 if TYPE_CHECKING:

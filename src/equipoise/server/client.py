@@ -24,10 +24,10 @@ from equipoise.engine.supervisor import RankProcess
 from equipoise.errors import InvalidValueError, QueueFullError, UnavailableError
 from equipoise.exec.sim import SimVocabulary
 from equipoise.request import SamplingParams
-from equipoise.server.detokenize import PROMPT_TAIL, build_detokenizer
 from equipoise.server.generation import Delta, Generation, Stream
 from equipoise.server.receiver import Receiver
-from equipoise.server.tokenizer import Tokenizer
+from equipoise.text.detokenize import PROMPT_TAIL, build_detokenizer
+from equipoise.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence

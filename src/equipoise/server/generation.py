@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from equipoise.errors import RequestError
     from equipoise.request import SamplingParams
-    from equipoise.server.detokenize import Detokenizer
+    from equipoise.text.detokenize import Detokenizer
 
 
 class Delta(msgspec.Struct):

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from equipoise.exec.protocol import TokenLogprobs
-    from equipoise.server.tokenizer import Tokenizer
+    from equipoise.text.tokenizer import Tokenizer
 
 LOWEST = -9999.0
 """Stands for minus infinity, which JSON lacks."""

@@ -20,12 +20,12 @@ import uvicorn
 
 from equipoise.obs.log import setup_logging
 from equipoise.server.app import build_app
-from equipoise.server.chat import ChatTemplate
 from equipoise.server.client import AsyncEngine
 from equipoise.server.connection import Connection
 from equipoise.server.listen import listen
 from equipoise.server.service import Service
-from equipoise.server.tools import detect_tool_format
+from equipoise.server.tools.formats import detect_tool_format
+from equipoise.text.chat import ChatTemplate
 
 if TYPE_CHECKING:
     import socket

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from equipoise.config import EngineConfig, ServerConfig
     from equipoise.engine.messages import RankLoad
     from equipoise.request import SamplingParams
-    from equipoise.server.chat import ChatTemplate
     from equipoise.server.client import AsyncEngine, Generation
-    from equipoise.server.tools import ToolFormat
+    from equipoise.server.tools.formats import ToolFormat
+    from equipoise.text.chat import ChatTemplate
 
     Tokens = NDArray[np.int32]
 

@@ -110,12 +110,13 @@ class ScriptedStore:
 
     def __init__(self, num_held: int) -> None:
         self._num_held = num_held
+        self.brings: dict[int, int] = {}
 
     def num_tokens(self, _request: Request) -> int:
         return self._num_held
 
-    def start(self, _request: Request, _first: int, _upto: int) -> None:
-        pass  # the script says when
+    def start(self, request: Request, _first: int, upto: int) -> None:
+        self.brings[request.handle] = upto  # the script says when
 
 
 class Run:
@@ -124,11 +125,11 @@ class Run:
     def __init__(self, cfg: CaseConfig) -> None:
         self.clock = VirtualClock()
         self.drafts = ScriptedDrafts()
-        self._num_remote = cfg.remote or 0
+        self._store = ScriptedStore(cfg.remote or 0)
         self._throttles = False
         extension = Extension(
             drafter=self.drafts if cfg.spec else None,
-            remote=ScriptedStore(self._num_remote) if self._num_remote else None,
+            remote=self._store if cfg.remote else None,
             prefill_gates=[self.throttle],
             resources=[LoraSlots(cfg.max_loras)] if cfg.max_loras else [],
         )
@@ -200,7 +201,7 @@ class Run:
             delivered = dict(Counter(names[handle] for handle in result.handles.tolist()))
             finished = {request.request_id: request.finish_reason for request in result.finished}
         for name in (options or {}).get("recv", ()):
-            self.scheduler.kv_arrived(self._handles[name], self._num_remote)
+            self.scheduler.kv_arrived(self._handles[name], self._store.brings[self._handles[name]])
         self._observe("upd", delivered=delivered, finished=finished)
 
     def op_step(self, options: dict[str, Any] | None = None) -> None:

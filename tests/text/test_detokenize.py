@@ -14,9 +14,9 @@ from tests import tiny_tokenizer
 from tokenizers import Tokenizer as Backend
 
 from equipoise.request import SamplingParams
-from equipoise.server.detokenize import TableText, WindowText, build_detokenizer
-from equipoise.server.tokenizer import Tokenizer
-from equipoise.server.tokenizer_files import FolderFacts
+from equipoise.text.detokenize import TableText, WindowText, build_detokenizer
+from equipoise.text.tokenizer import Tokenizer
+from equipoise.text.tokenizer_files import FolderFacts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -146,7 +146,7 @@ def test_stop_strings_across_tokens(letters: list[str], stops: list[str], min_to
 @given(st.lists(st.text("abc", min_size=1, max_size=6), max_size=12), stop_strings, st.integers(0, 6))
 def test_stop_strings_within_long_tokens(pieces: list[str], stops: list[str], min_tokens: int) -> None:
     """Tokens of several characters: the string completed first counts, wherever the token ends."""
-    from equipoise.server.detokenize import StoppingText
+    from equipoise.text.detokenize import StoppingText
 
     detokenizer = StoppingText(Spelled(pieces), tuple(stops), min_tokens, False)
     shown = ""

@@ -10,7 +10,7 @@ import msgspec
 from equipoise.errors import InvalidValueError
 from equipoise.request import Grammar
 from equipoise.server.schemas import NamedTool
-from equipoise.server.tool_parsers import (
+from equipoise.server.tools.parsers import (
     FirstCalls,
     HermesParser,
     JsonArrayParser,

@@ -12,8 +12,8 @@ import numpy as np
 import tokenizers
 
 from equipoise.errors import CheckpointError, InvalidValueError
-from equipoise.server.pieces import Pieces, TextTable, piece_kind
-from equipoise.server.tokenizer_files import FolderFacts, one_line
+from equipoise.text.pieces import Pieces, TextTable, piece_kind
+from equipoise.text.tokenizer_files import FolderFacts, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

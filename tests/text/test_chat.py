@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from equipoise.errors import CheckpointError, InvalidValueError
-from equipoise.server.chat import ChatTemplate, flatten_content
+from equipoise.text.chat import ChatTemplate, flatten_content
 
 USER = [{"role": "user", "content": "hi"}]
 

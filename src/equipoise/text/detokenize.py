@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from equipoise.request import SamplingParams
-    from equipoise.server.pieces import TextTable
-    from equipoise.server.tokenizer import Tokenizer
+    from equipoise.text.pieces import TextTable
+    from equipoise.text.tokenizer import Tokenizer
 
 WINDOW_CONTEXT = 4
 """Tokens before the first output that `WindowText` decodes along, so that leading spaces come out right."""

@@ -14,7 +14,7 @@ from tests import tiny_tokenizer
 from tests.tiny_tokenizer import write_folder
 
 from equipoise.errors import CheckpointError
-from equipoise.server.tokenizer import Tokenizer
+from equipoise.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -16,7 +16,7 @@ from typing import Protocol
 
 import msgspec
 
-from equipoise.server.calls import CallArguments, CallReader, CallStart, Content, Event, ValueScanner
+from equipoise.server.tools.calls import CallArguments, CallReader, CallStart, Content, Event, ValueScanner
 
 
 class ToolParser(Protocol):

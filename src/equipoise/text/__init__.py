@@ -1,0 +1,1 @@
+"""Text and tokens: tokenizers, incremental detokenizing, chat templates, without torch or transformers."""
