@@ -121,6 +121,7 @@ WRONG_FIELDS: list[tuple[str, dict[str, Any], str]] = [
     (GENERATE, {"text": "a", "sampling_params": {"regex": "a"}}, "sampling_params.regex"),
     (GENERATE, {"text": ["a", "b"], "sampling_params": [{}]}, "sampling_params"),
     (GENERATE, {"text": ["a", "b"], "rid": ["x"]}, "rid"),
+    (GENERATE, {"text": ["a", "b"], "rid": ["x", "y" * 257]}, "rid"),
     ("/tokenize", {}, "prompt"),
     ("/detokenize", {"tokens": [99999]}, "tokens"),
     ("/detokenize", {"tokens": "abc"}, "tokens"),

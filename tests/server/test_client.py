@@ -268,6 +268,24 @@ def test_timeout(model: Path) -> None:
     asyncio.run(scenario())
 
 
+def test_timeout_of_a_rank_that_hangs(model: Path) -> None:
+    async def scenario() -> None:
+        async with started(model) as engine:
+            assert engine.rank_pid is not None
+            os.kill(engine.rank_pid, signal.SIGSTOP)
+            try:
+                start = time.monotonic()
+                with pytest.raises(RequestTimeoutError, match=r"0\.1 s"):
+                    await engine.submit(ids(1), SamplingParams(max_tokens=2), timeout_s=0.1).next()
+                assert time.monotonic() - start < 5
+                assert engine.num_outstanding == 0
+            finally:
+                os.kill(engine.rank_pid, signal.SIGCONT)
+            assert (await collect(engine.submit(ids(1), SamplingParams(max_tokens=2)))).num_output == 2
+
+    asyncio.run(scenario())
+
+
 def test_queue_limits(model: Path) -> None:
     async def scenario() -> None:
         async with started(model, max_running=2, max_waiting_reqs=3) as engine:
@@ -400,7 +418,7 @@ def test_start_can_be_cancelled(model: Path) -> None:
         starting = asyncio.ensure_future(
             AsyncEngine.start(EngineConfig(model=ModelConfig(model=str(model), executor="sim")))
         )
-        await asyncio.sleep(0.15)
+        await asyncio.sleep(0.05)  # the process runs, and imports
         starting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await starting

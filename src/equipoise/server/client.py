@@ -21,7 +21,7 @@ import numpy as np
 from equipoise.engine.folders import resolve_folders
 from equipoise.engine.messages import Abort, Add, Call, RankLoad
 from equipoise.engine.supervisor import RankProcess
-from equipoise.errors import InvalidValueError, QueueFullError, UnavailableError
+from equipoise.errors import InvalidValueError, QueueFullError, RequestTimeoutError, UnavailableError
 from equipoise.exec.sim import SimVocabulary
 from equipoise.request import SamplingParams
 from equipoise.server.generation import Delta, Generation, Stream
@@ -45,6 +45,9 @@ log = logging.getLogger(__name__)
 MAX_SEED = 2**63 - 1
 MAX_TOKEN_ID = 2**31 - 1
 MAX_PRIORITY = 2**31 - 1
+MAX_TIMER_S = 1e6
+RANK_GRACE_S = 1.0
+"""Seconds that a rank may be late to end a request that passed its timeout."""
 
 
 def split_choices(params: SamplingParams) -> list[SamplingParams]:
@@ -161,6 +164,8 @@ class AsyncEngine:
         self._num_outstanding += 1
         self._idle.clear()
         self._rank.send(Add(handle, request_id, prompt, params, priority, cache_salt, timeout_s))
+        if timeout_s is not None and timeout_s < MAX_TIMER_S:
+            self._loop.call_later(timeout_s + RANK_GRACE_S, self._expire, handle, timeout_s)
         return Generation(stream, self, len(prompt_ids))
 
     async def generate(
@@ -186,6 +191,14 @@ class AsyncEngine:
         stream.put(Delta(finish_reason="abort", num_cached=stream.num_cached, num_output=stream.num_output))
         self._count_end()
         self._rank.send(Abort([stream.handle]))
+
+    def _expire(self, handle: int, timeout_s: float) -> None:
+        """The rank ends requests in time, unless it hangs: then they end here."""
+        stream = self._streams.pop(handle, None)
+        if stream is not None and not stream.is_over:
+            stream.fail(RequestTimeoutError(f"the rank did not end the request within its timeout of {timeout_s:g} s"))
+            self._count_end()
+            self._rank.send(Abort([handle]))
 
     def abort_soon(self, stream: Stream) -> None:
         """For a Generation that was dropped, in whatever thread."""

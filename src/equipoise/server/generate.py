@@ -84,7 +84,7 @@ def _names(scope: Scope, body: GenerateBody, count: int) -> list[str]:
     if isinstance(body.rid, list):
         if len(body.rid) != count or not all(body.rid):
             raise InvalidValueError(f"rid: {len(body.rid)} names for {count} prompts", "rid")
-        return body.rid
+        return [request_name(scope, name) for name in body.rid]
     name = request_name(scope, body.rid)
     return [name] if count == 1 else [f"{name}-{index}" for index in range(count)]
 

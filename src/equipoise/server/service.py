@@ -105,7 +105,7 @@ class Service:
     def check_model(self, name: str | None) -> None:
         """Raise NotFoundError unless `name` is served here (or not given)."""
         if name is not None and name != self.model_name:
-            error = NotFoundError(f"model: {name!r} is not served here, {self.model_name!r} is", "model")
+            error = NotFoundError(f"model: {name[:128]!r} is not served here, {self.model_name!r} is", "model")
             error.code = "model_not_found"
             raise error
 
