@@ -19,7 +19,9 @@ VOCAB_SIZE = 10_000
 
 def make_request(handle=0, prompt=4, max_tokens=4, *, name=None, max_model_len=128, priority=0, arrival_s=None, **more):
     """`prompt`: its tokens, or how many of its own it has. `more`: of Request or of SamplingParams."""
-    own = {key: more.pop(key) for key in ("cache_salt", "deadline_s", "eos_ids", "lora") if key in more}
+    own = {
+        key: more.pop(key) for key in ("cache_salt", "deadline_s", "encoder_items", "eos_ids", "lora") if key in more
+    }
     tokens = np.arange(prompt) + 1000 * (handle + 1) if isinstance(prompt, int) else np.array(prompt)
     return Request(
         handle,

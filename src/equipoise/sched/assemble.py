@@ -73,7 +73,11 @@ def _rules(config: SchedulerConfig, added: Extension, page_size: int, *, aligned
         order=order,
         victim_order=added.victim_order or victim_order,
         outranks=added.outranks or (outranks if config.order == "priority" else None),
-        limits=[*_caps(config, page_size if aligned else 1), *added.limits, *_shapes(config, page_size, aligned=aligned)],
+        limits=[
+            *_caps(config, page_size if aligned else 1),
+            *added.limits,
+            *_shapes(config, page_size, aligned=aligned),
+        ],
         prefill_gates=[*_prefill_gates(config), *added.prefill_gates],
         admission_gates=[*_admission_gates(config), *added.admission_gates],
         resources=added.resources,

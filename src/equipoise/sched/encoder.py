@@ -93,11 +93,12 @@ class EncoderCache:
             self._holding[request.handle] = request
 
     def give_back(self, request: Request) -> None:
-        """`request` left its seat: it holds nothing any more. What it alone reached in the step that is being
-        planned is not encoded after all."""
+        """`request` left its seat: it holds nothing any more. When it was preempted while a step is planned, what
+        it alone reached in that step is not encoded after all."""
         self._let_go_but(request, set())
         for item in request.encoder_items:
-            if item.key in self._made_now and item.key not in self._holders:
+            is_dropped = item.start >= request.num_computed and item.key in self._made_now
+            if is_dropped and item.key not in self._holders:
                 self._left += self._made_now.pop(item.key)
                 del self._size[item.key], self._unheld[item.key]
 

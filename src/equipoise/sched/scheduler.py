@@ -411,7 +411,7 @@ class Scheduler:
                 delivered += range(first, first + self._settle_row(row, drawn, finished))
                 if row.request.handle in self._restarting and row.request.place == "drafting":
                     self._preempt(row.request)
-                self._restarting.discard(row.request.handle)
+            self._restarting.discard(row.request.handle)
             first += row.num_samples
         return delivered
 
