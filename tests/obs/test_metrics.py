@@ -38,7 +38,7 @@ def test_latencies_of_one_request() -> None:
     timing.on_tokens(10.3, 1)
     timing.on_tokens(10.34, 1)
     timing.on_tokens(10.44, 2)  # two that came together: half the gap each
-    timing.finish(10.5, num_prompt=7)
+    timing.finish(10.5, 7, "stop", 2)
     found = samples(metrics)
     assert found["equipoise_time_to_first_token_seconds_sum", ()] == 10.3 - 10.0
     assert found["equipoise_inter_token_latency_seconds_count", ()] == 3

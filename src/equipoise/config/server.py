@@ -45,6 +45,9 @@ class ServerConfig:
     log_level: str = "info"
     """debug, info, warning or error."""
 
+    log_requests: bool = False
+    """Log a line, at info, for every request for tokens when it ends."""
+
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port: {self.port} must be at least 0 and at most 65535")

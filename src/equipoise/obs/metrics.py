@@ -158,7 +158,7 @@ class ServerMetrics:
 class Timing:
     """Latencies of one request, from its arrival on. Times are of the clock that the caller reads."""
 
-    __slots__ = ("_metrics", "arrival_s", "first_s", "last_s", "num_output")
+    __slots__ = ("_metrics", "arrival_s", "finish_reason", "first_s", "last_s", "num_cached", "num_output")
 
     def __init__(self, metrics: ServerMetrics, arrival_s: float) -> None:
         self._metrics = metrics
@@ -166,6 +166,8 @@ class Timing:
         self.first_s = 0.0
         self.last_s = 0.0
         self.num_output = 0
+        self.num_cached = 0
+        self.finish_reason: str | None = None
 
     def on_tokens(self, now: float, count: int) -> None:
         """`count` (at least 1) tokens came together."""
@@ -177,8 +179,10 @@ class Timing:
         self.last_s = now
         self.num_output += count
 
-    def finish(self, now: float, num_prompt: int) -> None:
-        """The request ended."""
+    def finish(self, now: float, num_prompt: int, finish_reason: str, num_cached: int) -> None:
+        """The request ended, and not by an error; `num_cached` of its prompt's tokens came from the prefix cache."""
+        self.finish_reason = finish_reason
+        self.num_cached = num_cached
         metrics, count = self._metrics, self.num_output
         metrics.e2e.observe(now - self.arrival_s)
         metrics.prompt.observe(num_prompt)

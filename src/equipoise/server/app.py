@@ -6,6 +6,7 @@ import asyncio
 import hmac
 import logging
 import re
+import time
 from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
@@ -19,6 +20,7 @@ from equipoise.server.chats import chat_completions
 from equipoise.server.completions import completions
 from equipoise.server.generate import generate
 from equipoise.server.http import ClientGoneError, header, reply_error
+from equipoise.server.request_log import CLIENT_LEFT, GENERATING, log_request
 from equipoise.server.service import Service, new_id
 from equipoise.server.stream import InternalError
 
@@ -94,19 +96,21 @@ def build_app(service: Service) -> ASGIApp:
 
 
 class Endpoint:
-    """One route: runs its handler, counts the answer, turns errors into bodies."""
+    """One route: runs its handler, counts the answer (and logs it, if asked to), turns errors into bodies."""
 
     def __init__(self, service: Service, path: str, handler: Handler) -> None:
         self._service = service
         self._path = path
         self._handler = handler
+        self._is_logged = service.config.log_requests and path in GENERATING
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started_s = time.monotonic()
         status = 200
         try:
             await self._handler(self._service, scope, receive, send)
         except (ClientGoneError, asyncio.CancelledError):
-            status = 499  # cancelled: the server stops, and this client does not even read
+            status = CLIENT_LEFT  # cancelled: the server stops, and this client does not even read
         except RequestError as error:
             status = error.status
             await reply_error(scope, send, error)
@@ -115,6 +119,8 @@ class Endpoint:
             log.exception("request %s: %s failed", scope["request_id"], self._path)
             await reply_error(scope, send, InternalError("the server failed to answer, its log says why"))
         self._service.metrics.requests.labels(self._path, status).inc()
+        if self._is_logged:
+            log_request(scope, self._path, status, time.monotonic() - started_s)
 
 
 async def _no_route(request: Request, error: Exception) -> Response:

@@ -64,10 +64,10 @@ async def chat_completions(service: Service, scope: Scope, receive: Receive, sen
     )
     jobs = [Job(prompt_ids, params, request_name(scope, body.rid, body.request_id))]
     writer = _Writer(service, body, jobs[0])
+    timings = service.timings(scope, jobs, arrival_s)
     running = service.running(receive, jobs, priority=body.priority or 0, cache_salt=body.cache_salt or "")
     with naming_constraint(constraint_field(body) or ("tools" if body.tools else None)):
         async with running as generations:
-            timings = service.timings(len(generations), arrival_s)
             if body.stream:
                 frames = [_Frames(writer, index) for index in range(len(generations))]
                 await stream(scope, send, generations, frames, timings, lambda: writer.closing(frames, generations))

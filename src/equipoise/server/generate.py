@@ -34,10 +34,10 @@ async def generate(service: Service, scope: Scope, receive: Receive, send: Send)
     prompts, is_batch = await _prompts(service, body)
     jobs = _jobs(service, body, prompts, _names(scope, body, len(prompts)))
     owners = [job for job in jobs for _ in range(job.params.n)]
+    timings = service.timings(scope, jobs, arrival_s)
     salt = body.cache_salt or body.extra_key or ""
     with naming_constraint(_constraint_field(body)):
         async with service.running(receive, jobs, priority=body.priority or 0, cache_salt=salt) as generations:
-            timings = service.timings(len(generations), arrival_s)
             writer = _Writer(service, body, arrival_s)
             if body.stream:
                 is_indexed = len(generations) > 1

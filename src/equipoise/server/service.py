@@ -14,7 +14,8 @@ import numpy as np
 from equipoise.errors import InvalidValueError, NotFoundError, UnavailableError
 from equipoise.obs.metrics import ServerMetrics, Timing
 from equipoise.server.client import split_choices
-from equipoise.server.http import header
+from equipoise.server.http import ClientGoneError, header
+from equipoise.server.request_log import Served
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -157,7 +158,8 @@ class Service:
     ) -> AsyncIterator[list[Generation]]:
         """Submit every choice of every job, in order; whatever is still running at the end is aborted.
 
-        A client that leaves meanwhile aborts them at once. Raises what `AsyncEngine.submit` raises."""
+        A client that leaves meanwhile aborts them at once, which raises ClientGoneError at the end.
+        Raises what `AsyncEngine.submit` raises."""
         generations: list[Generation] = []
         names: list[str] = []
         watcher: asyncio.Task[None] | None = None
@@ -177,6 +179,8 @@ class Service:
                     self._running.setdefault(job.request_id, []).append(generation)
             watcher = asyncio.create_task(_abort_when_gone(receive, generations))
             yield generations
+            if watcher.done():
+                raise ClientGoneError
         finally:
             if watcher is not None:
                 watcher.cancel()
@@ -190,9 +194,11 @@ class Service:
         if not same_name:
             del self._running[name]
 
-    def timings(self, count: int, arrival_s: float) -> list[Timing]:
-        """One for each of `count` generations."""
-        return [Timing(self.metrics, arrival_s) for _ in range(count)]
+    def timings(self, scope: Scope, jobs: Sequence[Job], arrival_s: float) -> list[Timing]:
+        """One for each choice of each job, in order; the request log finds them in the scope."""
+        timings = [Timing(self.metrics, arrival_s) for job in jobs for _ in range(job.params.n)]
+        scope["served"] = Served(jobs, timings)
+        return timings
 
     def abort(self, request_id: str | None) -> int:
         """Abort the running requests of this name, or all (None); returns how many generations that were."""

@@ -72,7 +72,7 @@ async def collect(generation: Generation, timing: Timing) -> Delta:
             logprobs = (logprobs or []) + last.logprobs
         if last.prompt_logprobs:
             prompt_logprobs = (prompt_logprobs or []) + last.prompt_logprobs
-    timing.finish(time.monotonic(), generation.num_prompt)
+    timing.finish(time.monotonic(), generation.num_prompt, last.finish_reason, last.num_cached)
     return Delta(
         "".join(texts),
         token_ids,
@@ -150,7 +150,7 @@ async def _pump(
             if body:
                 await send({"type": "http.response.body", "body": body, "more_body": True})
             if delta.finish_reason is not None:
-                timing.finish(time.monotonic(), generation.num_prompt)
+                timing.finish(time.monotonic(), generation.num_prompt, delta.finish_reason, delta.num_cached)
                 return None
             delta = await generation.next()
     except RequestError as error:
