@@ -91,7 +91,7 @@ def _note(outcome: Outcome, plan: StepPlan, output: StepOutput) -> None:
         outcome.logprobs.setdefault(int(plan.sampled_handles[row]), []).append(entry)
     for handle, entries in output.prompt_logprobs.items():
         outcome.prompt_logprobs.setdefault(handle, []).extend(entries)
-    outcome.failed.update({int(plan.sampled_handles[row]): why for row, why in output.failed.items()})
+    outcome.failed.update(output.failed)
 
 
 @cache

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 import torch
-from tests.checkpoints import FAMILIES, VOCAB_SIZE, checkpoint
+from safetensors.torch import load_file, save_file
+from tests.checkpoints import FAMILIES, VOCAB_SIZE, checkpoint, copy_checkpoint
 from tests.exec.torch.driver import build, drive, greedy, reference_model, references
 from tokenizers import Tokenizer
 
+from equipoise import LLM
 from equipoise.config import CacheConfig, ModelConfig, SchedulerConfig
-from equipoise.errors import InvariantError
+from equipoise.errors import InvalidValueError, InvariantError
 from equipoise.exec.torch import executor as executor_module
 from equipoise.exec.torch.executor import build_torch_executor
 from equipoise.exec.torch.torch_ops import TorchOps
@@ -24,6 +26,8 @@ from equipoise.sched.columns import Columns
 from equipoise.sched.plan import PrefillRow, StepPlan
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from equipoise.exec.torch.executor import TorchExecutor
 
 NUM_TOKENS = 30
@@ -219,3 +223,17 @@ def test_submitting_unbound_and_binding_twice_are_bugs() -> None:
         executor.bind(Columns(1, 512, 16))
         with pytest.raises(InvariantError, match="bound already"):
             executor.bind(Columns(1, 512, 16))
+
+
+def test_a_request_that_cannot_be_sampled_fails_by_its_own_handle(tmp_path: Path) -> None:
+    """Requests are named by handle, not by row: the one that fails is the one that is at fault."""
+    folder = copy_checkpoint("llama", tmp_path / "m")
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.embed_tokens.weight"][7] = torch.nan
+    save_file(tensors, folder / "model.safetensors")
+    params = SamplingParams(max_tokens=3, temperature=0.0, logit_bias={7: -100.0})
+    with LLM(str(folder), num_pages=64, device="cpu", dtype="float32") as llm:
+        with pytest.raises(InvalidValueError, match="not finite"):
+            llm.generate([7], params)
+        with pytest.raises(InvalidValueError, match="not finite"):
+            llm.generate([[1, 2], [7], [3]], params)

@@ -24,6 +24,9 @@ from equipoise.exec.torch.sampler import Sampler
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
+    import numpy as np
+    from numpy.typing import NDArray
+
     from equipoise.config import CacheConfig, ModelConfig, SchedulerConfig
     from equipoise.exec.protocol import StepOutput
     from equipoise.exec.torch.models.load import LoadedModel
@@ -36,12 +39,13 @@ logger = logging.getLogger(__name__)
 
 
 class TorchStep:
-    """A step under way."""
+    """A step under way. `handles`: (num_sampled,), whose token each row is."""
 
-    __slots__ = ("_launch",)
+    __slots__ = ("_handles", "_launch")
 
-    def __init__(self, launch: Future[Launched]) -> None:
+    def __init__(self, launch: Future[Launched], handles: NDArray[np.int64]) -> None:
         self._launch = launch
+        self._handles = handles
 
     def done(self) -> bool:
         """True when `result` would not wait."""
@@ -49,7 +53,10 @@ class TorchStep:
 
     def result(self) -> StepOutput:
         """Wait for the step. Raises what the step raised."""
-        return self._launch.result().wait()
+        output = self._launch.result().wait()
+        if output.failed:
+            output.failed = {int(self._handles[row]): reason for row, reason in output.failed.items()}
+        return output
 
 
 class TorchExecutor:
@@ -94,7 +101,7 @@ class TorchExecutor:
             self._forgetting.popleft().result()
         spans = prompt_spans(self._columns, plan, self._reported)
         batch = gather_batch(self._columns, plan, self._loaded.device, spans)
-        return TorchStep(self._worker.submit(self._runner.run, batch))
+        return TorchStep(self._worker.submit(self._runner.run, batch), plan.sampled_handles)
 
     def forget(self, request: Request) -> None:
         """In step order: steps under way may still draw for the request's seat."""

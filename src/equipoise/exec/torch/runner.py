@@ -34,7 +34,7 @@ class Launched:
         return self.tokens.is_done()
 
     def wait(self) -> StepOutput:
-        """What the step computed, once the device has computed it."""
+        """What the step computed, once the device has computed it; `failed` by row."""
         (tokens,) = self.tokens.wait()
         return StepOutput(
             tokens=tokens.numpy(),
