@@ -18,7 +18,7 @@ SRC = Path(__file__).parent.parent / "src"
 
 # A package imports from its own row and from rows above it.
 ROWS = (
-    ("errors", "request", "clock", "demo", "dashboard"),
+    ("errors", "request", "clock", "machine", "demo", "dashboard"),
     ("config",),
     ("sched", "kv", "exec", "text", "obs"),
     ("engine",),

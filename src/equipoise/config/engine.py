@@ -43,7 +43,7 @@ class ModelConfig:
     """Most tokens of a request, prompt and output together; the checkpoint's own when not given."""
 
     num_threads: int | None = None
-    """CPU threads of the model; all cores when not given."""
+    """CPU threads of the model; when not given, the cores that affinity and the container's CPU quota leave."""
 
     def __post_init__(self) -> None:
         _at_least("max-model-len", self.max_model_len, 2)

@@ -19,6 +19,7 @@ from equipoise.engine.channel import Addresses, server_end
 from equipoise.engine.messages import Call, Failed, FromRank, Ready, Reply, Stop, ToRank
 from equipoise.engine.process import RankSpec, spec_bytes
 from equipoise.errors import ConfigError, UnavailableError
+from equipoise.machine import num_cores
 from equipoise.obs.log import current_level
 
 if TYPE_CHECKING:
@@ -202,13 +203,8 @@ def _environment(config: EngineConfig) -> dict[str, str]:
     if config.model.num_threads is not None:
         env["OMP_NUM_THREADS"] = str(config.model.num_threads)
     else:
-        env.setdefault("OMP_NUM_THREADS", str(_num_cores()))
+        env.setdefault("OMP_NUM_THREADS", str(num_cores()))
     return env
-
-
-def _num_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def _signal_name(number: int) -> str:

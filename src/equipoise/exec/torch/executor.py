@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,6 +19,7 @@ from equipoise.exec.torch.native import choose_ops
 from equipoise.exec.torch.pages import count_pages, make_pages
 from equipoise.exec.torch.runner import Runner
 from equipoise.exec.torch.sampler import Sampler
+from equipoise.machine import num_cores
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -118,7 +118,7 @@ class TorchExecutor:
 
 def build_torch_executor(model: ModelConfig, cache: CacheConfig, scheduler: SchedulerConfig) -> TorchExecutor:
     """Load the model and make its pages. Raises CheckpointError and ConfigError, each one line."""
-    num_threads = model.num_threads or os.cpu_count() or 1
+    num_threads = model.num_threads or num_cores()
     torch.set_num_threads(num_threads)
     loaded = load_model(model)
     shapes = loaded.model.kv_shapes

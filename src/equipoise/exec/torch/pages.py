@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from equipoise.errors import ConfigError
+from equipoise.machine import free_ram_bytes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -87,11 +87,7 @@ def _default_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free * GPU_SHARE)
-    return min(int(_free_ram_bytes() * RAM_SHARE), RAM_MOST_BYTES)
-
-
-def _free_ram_bytes() -> int:
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    raise ConfigError("kv-memory-gb: the free RAM of this machine is not known, give a value")
+    free_ram = free_ram_bytes()
+    if free_ram is None:
+        raise ConfigError("kv-memory-gb: the free RAM of this machine is not known, give a value")
+    return min(int(free_ram * RAM_SHARE), RAM_MOST_BYTES)
