@@ -72,7 +72,10 @@ def _held_by(request: Request, num_ahead: int, hold: Hold) -> str:
 
 
 class Decision(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One planned step: who ran, who was admitted and preempted, and what held the head of the queue back."""
+    """One planned step: who ran, who was admitted and preempted, and what held the head of the queue back.
+
+    repeats: how many times the same came again right after a step in which nothing ran
+    """
 
     step: int
     at_s: float
@@ -83,10 +86,27 @@ class Decision(msgspec.Struct, frozen=True, omit_defaults=True):
     chunks: dict[str, tuple[int, int]] = {}
     admitted: list[str] = []
     preempted: list[str] = []
+    repeats: int = 0
+
+    @property
+    def ran_nothing(self) -> bool:
+        """True when no request ran, was admitted or was preempted."""
+        return not (self.num_decodes or self.chunks or self.admitted or self.preempted)
+
+    def is_again(self, last: Decision) -> bool:
+        """True when nothing ran, now and in `last`, before the same queue for the same reason."""
+        return (
+            self.ran_nothing
+            and last.ran_nothing
+            and (self.num_waiting, self.num_free_seats, self.held_by)
+            == (last.num_waiting, last.num_free_seats, last.held_by)
+        )
 
 
 class DecisionTrace:
     """An observer that keeps the last `num_steps` decisions in a ring.
+
+    Steps in which nothing ran and that are alike are one entry, so that a queue that is held does not fill the ring.
 
     chunks: request -> (start, tokens)"""
 
@@ -94,19 +114,22 @@ class DecisionTrace:
         self._ring: deque[Decision] = deque(maxlen=num_steps)
 
     def __call__(self, plan: StepPlan, view: StepView, held_by: str) -> None:
-        self._ring.append(
-            Decision(
-                step=plan.step,
-                at_s=view.now_s,
-                num_decodes=len(plan.decode_seats),
-                num_waiting=view.num_waiting,
-                num_free_seats=view.num_free_seats,
-                held_by=held_by,
-                chunks={row.request.request_id: (row.start, row.n) for row in plan.prefills},
-                admitted=[request.request_id for request in plan.seated],
-                preempted=[request.request_id for request in plan.preempted],
-            )
+        decision = Decision(
+            step=plan.step,
+            at_s=view.now_s,
+            num_decodes=len(plan.decode_seats),
+            num_waiting=view.num_waiting,
+            num_free_seats=view.num_free_seats,
+            held_by=held_by,
+            chunks={row.request.request_id: (row.start, row.n) for row in plan.prefills},
+            admitted=[request.request_id for request in plan.seated],
+            preempted=[request.request_id for request in plan.preempted],
         )
+        last = self._ring[-1] if self._ring else None
+        if last is not None and decision.is_again(last):
+            self._ring[-1] = msgspec.structs.replace(last, repeats=last.repeats + 1)
+        else:
+            self._ring.append(decision)
 
     def decisions(self) -> list[Decision]:
         """Oldest first."""
