@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 
+import msgspec
+import pytest
 from tests.sched.rig import Rig
 
+from equipoise.sched.explain import Decision
 from equipoise.sched.extend import Extension
 from equipoise.sched.rules import OPEN
 
@@ -70,3 +73,25 @@ def test_the_ring_keeps_the_latest():
     rig.steps(9)
     steps = [kept.step for kept in rig.scheduler.trace.decisions()]
     assert steps == [6, 7, 8]
+
+
+HELD = Decision(step=3, at_s=1.0, num_decodes=0, num_waiting=2, num_free_seats=4, held_by="gate")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"num_decodes": 1},
+        {"chunks": {"a": (0, 4)}},
+        {"admitted": ["a"]},
+        {"preempted": ["a"]},
+        {"num_waiting": 3},
+        {"num_free_seats": 5},
+        {"held_by": "pages"},
+    ],
+)
+def test_what_makes_another_row(change):
+    other = msgspec.structs.replace(HELD, **change)
+    assert not other.is_again(HELD)
+    assert not HELD.is_again(other)
+    assert msgspec.structs.replace(HELD, step=4, at_s=2.0, repeats=7).is_again(HELD)
