@@ -17,18 +17,22 @@ from hypothesis import strategies as st
 
 from equipoise.clock import VirtualClock
 from equipoise.config import CacheConfig, SchedulerConfig
-from equipoise.errors import QueueFullError
+from equipoise.errors import InvalidValueError, QueueFullError
 from equipoise.exec.protocol import ExecutorInfo, StepOutput
-from equipoise.request import Request, SamplingParams
+from equipoise.request import EncoderItem, Request, SamplingParams
 from equipoise.sched.assemble import build_scheduler
+from equipoise.sched.encoder import EncoderCache
 from equipoise.sched.extend import Extension
+from equipoise.sched.gates import PrefillAlignment
 from equipoise.sched.resources import LoraSlots
+from equipoise.sched.rules import RankState
 
 VOCAB_SIZE = 61
 """Small, so that stop tokens are drawn now and then."""
 
 MAX_MODEL_LEN = 40
 AGEING_S = 0.5
+GARBAGE = -2
 WAITING = ("waiting", "blocked", "returning")
 SEATED = ("prefilling", "decoding", "drafting", "verifying", "draining")
 MAX_EXTRA_OUTSTANDING = 1
@@ -38,10 +42,19 @@ MAX_EXTRA_OUTSTANDING = 1
 # ---------------------------------------------------------------- what is drawn
 
 
-def cells_of(tokens, salt="", start=0):
-    """What KV cells hold for `tokens` at positions [start, ...): values that differ by token, position and salt."""
+def cells_of(tokens, salt="", items=(), start=0):
+    """What KV cells hold for `tokens` at positions [start, ...): values that differ by token, position, salt and the
+    encoder item that fills the position."""
     positions = np.arange(start, start + len(tokens), dtype=np.int64)
-    return (np.asarray(tokens, np.int64) + 1) * 1_000_003 + positions * 7919 + zlib.crc32(salt.encode())
+    cells = (np.asarray(tokens, np.int64) + 1) * 1_000_003 + positions * 7919 + zlib.crc32(salt.encode())
+    for item in items:
+        cells[(positions >= item.start) & (positions < item.start + item.n)] += zlib.crc32(item.key.encode()) << 20
+    return cells
+
+
+def cells_for(request, tokens, start=0):
+    """The same for tokens of `request`."""
+    return cells_of(tokens, salt_of(request), request.encoder_items, start)
 
 
 def salt_of(request):
@@ -54,12 +67,12 @@ def draw(cells):
     return zlib.crc32(cells.tobytes()) % VOCAB_SIZE
 
 
-def oracle(prompt, salt, stop_ids, stop_len):
-    """Tokens and finish reason of a request that runs alone, computed without any scheduler."""
+def oracle(request, prompt):
+    """Tokens and finish reason of `request` when it runs alone, computed without any scheduler."""
     tokens = list(prompt)
-    while len(tokens) < stop_len:
-        tokens.append(draw(cells_of(tokens, salt)))
-        if tokens[-1] in stop_ids:
+    while len(tokens) < request.stop_len:
+        tokens.append(draw(cells_for(request, tokens)))
+        if tokens[-1] in request.stop_ids:
             return tokens[len(prompt) :], "stop"
     return tokens[len(prompt) :], "length"
 
@@ -67,25 +80,37 @@ def oracle(prompt, salt, stop_ids, stop_len):
 class MemoryExecutor:
     """Runs plans in order, at once; a caller delivers the outputs as late as it likes."""
 
-    def __init__(self, columns, num_pages):
+    def __init__(self, columns, num_pages, encoder=None):
         self._columns = columns
+        self._encoder = encoder
         self._memory = np.full((num_pages, columns.page_size), -1, np.int64)
         self._last_token = np.zeros(columns.num_seats, np.int64)
-        self._salts = {}
+        self._requests = {}
+
+    def forget(self):
+        """All KV is lost, as when the weights have changed."""
+        self._memory[:] = GARBAGE
+
+    def fill(self, request, first, upto, *, is_right):
+        """A remote store writes tokens [first, upto) of `request`, or garbage, into its pages."""
+        cells = cells_for(request, request.prompt_ids[first:upto], first)
+        self._write(np.array(request.pages), first, cells if is_right else np.full_like(cells, GARBAGE))
 
     def submit(self, plan):
         """Run `plan`: all KV is written before any row reads. Returns its StepOutput."""
         for request in plan.seated:
-            self._salts[request.handle] = salt_of(request)
+            self._requests[request.handle] = request
+        if self._encoder is not None:
+            self._encoder.run(plan)
         columns = self._columns
         table = columns.page_table.copy()
         decodes = list(zip(plan.decode_seats.tolist(), plan.decode_starts.tolist(), strict=True))
         for row, (seat, start) in enumerate(decodes):
-            salt = self._salts[int(plan.sampled_handles[row])]
-            self._write(table[seat], start, cells_of([self._last_token[seat]], salt, start))
+            request = self._requests[int(plan.sampled_handles[row])]
+            self._write(table[seat], start, cells_for(request, [self._last_token[seat]], start))
         for row in plan.prefills:
             tokens = columns.tokens[row.seat, row.start : row.start + row.n]
-            self._write(table[row.seat], row.start, cells_of(tokens, salt_of(row.request), row.start))
+            self._write(table[row.seat], row.start, cells_for(row.request, tokens, row.start))
         tokens = [
             draw(self._read(table[seat], at))
             for seat, at in zip(plan.sampled_seats.tolist(), plan.sampled_at.tolist(), strict=True)
@@ -102,6 +127,66 @@ class MemoryExecutor:
         positions = np.arange(upto)
         size = self._columns.page_size
         return self._memory[pages[positions // size], positions % size]
+
+
+class Encoder:
+    """Encodes what chunks reach and it does not keep; drops what the scheduler's cache drops."""
+
+    def __init__(self, max_step_tokens, num_cache_tokens, *, whole_prompts):
+        self.cache = EncoderCache(max_step_tokens, num_cache_tokens, whole_prompts=whole_prompts)
+        self._max_step_tokens = max_step_tokens
+        self._num_cache_tokens = num_cache_tokens
+        self._sizes = {}
+
+    def run(self, plan):
+        """Make what `plan` needs, within the budget and the room."""
+        self._drop()
+        fresh = {}
+        for row in plan.prefills:
+            for item in row.request.encoder_items:
+                if item.start < row.start + row.n and item.start + item.n > row.start:
+                    assert self.cache.is_cached(item.key)
+                    fresh.setdefault(item.key, item.n)
+        fresh = {key: n for key, n in fresh.items() if key not in self._sizes}
+        assert sum(fresh.values()) <= self._max_step_tokens
+        self._sizes |= fresh
+        assert sum(self._sizes.values()) <= self._num_cache_tokens
+
+    def _drop(self):
+        self._sizes = {key: n for key, n in self._sizes.items() if self.cache.is_cached(key)}
+
+
+class RemoteStore:
+    """Holds the first tokens of some prompts, and brings them some steps later: all, a part, or nothing."""
+
+    def __init__(self, driver):
+        self._driver = driver
+        self.pending = {}
+
+    def num_tokens(self, request):
+        return self._driver.fates[request.handle].spec.remote
+
+    def start(self, request, first, upto):
+        assert request.place == "loading"
+        assert request.handle not in self.pending
+        assert 0 <= first < upto == len(request.pages) * self._driver.settings.page_size < request.num_known
+        self._driver.executor.fill(request, first, upto, is_right=False)
+        self.pending[request.handle] = [1 + request.handle % 4, request, first, upto]
+
+    def tick(self):
+        """A step has passed."""
+        for entry in tuple(self.pending.values()):
+            entry[0] -= 1
+            if entry[0] <= 0:
+                self._arrive(*entry[1:])
+
+    def _arrive(self, request, first, upto):
+        del self.pending[request.handle]
+        came = {0: 0, 1: first + (upto - first) // 2}.get(request.handle % 5, upto)
+        # The store of a request that ended writes too: nobody else may have the pages yet.
+        is_right = self._driver.fates[request.handle].ended is None
+        self._driver.executor.fill(request, first, max(first, came), is_right=is_right)
+        self._driver.scheduler.kv_arrived(request.handle, came)
 
 
 # ---------------------------------------------------------------- settings and scripts
@@ -135,6 +220,9 @@ class Settings:
     num_drafts: int = 0
     max_waiting_reqs: int = 4096
     max_waiting_tokens: int | None = None
+    has_remote: bool = False
+    encoder: tuple[int, int] | None = None
+    aligns_ranks: bool = False
 
     @property
     def max_model_len(self):
@@ -191,6 +279,9 @@ class Spec:
     wants_prompt_logprobs: bool = False
     needs_slot: bool = False
     parks: bool = False
+    remote: int = 0
+    items: tuple[tuple[int, int, str], ...] = ()
+    num_late: int = 0
 
     def prompt(self, index):
         """Tokens of the `index`-th request of a script."""
@@ -209,7 +300,13 @@ class Op:
     mode: str = "new"
 
     def __repr__(self):
-        detail = {"add": self.spec, "abort": self.which, "wake": self.which, "pause": self.mode}.get(self.name, "")
+        detail = {
+            "add": self.spec,
+            "abort": self.which,
+            "wake": self.which,
+            "pause": self.mode,
+            "flush": self.mode,
+        }.get(self.name, "")
         return f"{self.name}({detail})"
 
 
@@ -244,6 +341,9 @@ def settings_of(draw_from):
         balance_margin=draw_from(st.integers(0, max_running - 1)) if draw_from(SELDOM) else None,
         adaptive_prefill_cap=draw_from(st.booleans()),
         num_slots=draw_from(st.sampled_from([None, None, None, 1, 2])),
+        has_remote=draw_from(st.sampled_from([False, False, False, True])),
+        encoder=draw_from(st.sampled_from([None, None, None, (3, 3), (3, 5), (6, 6)])),
+        aligns_ranks=draw_from(SELDOM),
         max_waiting_reqs=3 if draw_from(SELDOM) else 4096,
         max_waiting_tokens=20 if draw_from(SELDOM) else None,
     )
@@ -259,6 +359,7 @@ def specs(draw_from, max_model_len):
     shared = draw_from(st.integers(0, most))
     own = draw_from(st.integers(1 if shared == 0 else 0, most - shared))
     stop_ids = st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=20, unique=True).map(tuple)
+    first, second, gap = draw_from(st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 8)))
     return Spec(
         family=int(draw_from(SELDOM)),
         shared=shared,
@@ -272,7 +373,20 @@ def specs(draw_from, max_model_len):
         wants_prompt_logprobs=draw_from(SELDOM),
         needs_slot=draw_from(st.booleans()),
         parks=draw_from(SELDOM),
+        remote=draw_from(st.integers(0, MAX_MODEL_LEN)) if draw_from(st.booleans()) else 0,
+        items=items_of(shared + own, (first, second), gap),
+        num_late=draw_from(st.integers(1, 9)) if draw_from(SELDOM) else 0,
     )
+
+
+def items_of(num_prompt, sizes, gap):
+    """Encoder items of these `sizes`, `gap` positions apart, as many as the prompt holds."""
+    items, start = [], gap
+    for n in sizes:
+        if n and start + n <= num_prompt:
+            items.append((start, n, f"{'xy'[start % 2]}{n}"))
+            start += n + gap // 2
+    return tuple(items)
 
 
 WEIGHTS = {"add": 24, "step": 30, "plan": 4, "collect": 3, "abort": 3, "wake": 2, "pause": 1, "resume": 3, "flush": 1}
@@ -289,6 +403,8 @@ def ops(draw_from, max_model_len):
         return Op(name, which=draw_from(st.integers(0, 100)))
     if name == "pause":
         return Op(name, mode=draw_from(st.sampled_from(["new", "all"])))
+    if name == "flush":
+        return Op(name, mode=draw_from(st.sampled_from(["cached", "running"])))
     return Op(name)
 
 
@@ -349,7 +465,7 @@ class HalfRightDrafter:
         first = len(tokens)
         for _ in range(min(most, self.num_drafts)):
             is_wrong = len(tokens) % 5 == request.handle % 5
-            tokens.append((draw(cells_of(tokens, salt_of(request))) + is_wrong) % VOCAB_SIZE)
+            tokens.append((draw(cells_for(request, tokens)) + is_wrong) % VOCAB_SIZE)
         return tokens[first:]
 
 
@@ -364,6 +480,7 @@ class Fate:
     ended: str | None = None
     num_scheduled: int = 0
     is_parked: bool = False
+    late: list[list[int]] = field(default_factory=list)
 
 
 class Driver:
@@ -375,8 +492,18 @@ class Driver:
         self.needing = set()
         self.slots = [] if settings.num_slots is None else [Slots(settings.num_slots, self.needing)]
         drafter = HalfRightDrafter(settings.num_drafts) if settings.num_drafts else None
-        self.scheduler = settings.build(self.clock, Extension(resources=self.slots, drafter=drafter))
-        self.executor = MemoryExecutor(self.scheduler.columns, settings.num_pages)
+        self.encoder = Encoder(*settings.encoder, whole_prompts=not settings.chunked) if settings.encoder else None
+        caches = [self.encoder.cache] if self.encoder else []
+        self.store = RemoteStore(self)
+        extension = Extension(
+            resources=[*self.slots, *caches],
+            limits=[cache.limit_rule for cache in caches],
+            drafter=drafter,
+            remote=self.store if settings.has_remote else None,
+            prefill_gates=[PrefillAlignment(max_passes=3)] if settings.aligns_ranks else [],
+        )
+        self.scheduler = settings.build(self.clock, extension)
+        self.executor = MemoryExecutor(self.scheduler.columns, settings.num_pages, self.encoder)
         self.outstanding = deque()
         self.fates = {}
         self.num_plans = 0
@@ -399,7 +526,7 @@ class Driver:
         for handle in self.fates:
             self._wake(handle)
         bound = 100 + 40 * sum(fate.request.stop_len for fate in self.fates.values())
-        while self.scheduler.num_requests or self.outstanding:
+        while self.scheduler.num_requests or self.outstanding or self.store.pending:
             self.op_step(None)
             self.check()
             bound -= 1
@@ -411,7 +538,9 @@ class Driver:
     def op_add(self, op):
         spec, handle = op.spec, self._num_added
         self._num_added += 1
-        prompt = spec.prompt(handle)
+        whole = spec.prompt(handle)
+        prompt = whole[: max(1, len(whole) - spec.num_late)]
+        late = [piece.tolist() for piece in np.array_split(whole[len(prompt) :], 2) if len(piece)]
         params = SamplingParams(
             max_tokens=spec.max_tokens,
             stop_token_ids=spec.stop_ids,
@@ -428,22 +557,31 @@ class Driver:
             priority=spec.priority,
             cache_salt=spec.salt,
             lora=spec.lora,
+            encoder_items=tuple(EncoderItem(*item) for item in spec.items) if self.encoder else (),
             deadline_s=None if spec.timeout_s is None else now + spec.timeout_s,
         )
         if spec.needs_slot:
             self.needing.add(handle)
         must_fit = not self._waiting()
+        parks = spec.parks or bool(late)
         try:
-            self.scheduler.add(request, wait_for="event" if spec.parks else None)
+            if self.encoder:
+                self.encoder.cache.check(request)
+            self.scheduler.add(request, wait_for="input" if late else "event" if spec.parks else None)
+        except InvalidValueError:
+            assert sum(item.n for item in request.encoder_items) > min(self.settings.encoder)
+            assert not self.settings.chunked
+            return
         except QueueFullError:
             assert not must_fit
             assert len(self._waiting()) >= self.settings.max_waiting_reqs or self.settings.max_waiting_tokens
             return
-        self.fates[handle] = Fate(request, spec, prompt.tolist(), is_parked=spec.parks)
+        self.fates[handle] = Fate(request, spec, prompt.tolist(), is_parked=parks, late=late)
 
     def op_step(self, _op):
         """What the engine loop does in a turn: expire, launch a plan, land the oldest."""
         self.op_advance(_op)
+        self.store.tick()
         launched = self._plan()
         if self.outstanding and (not launched or len(self.outstanding) > self.settings.depth):
             self.op_collect(_op)
@@ -478,8 +616,10 @@ class Driver:
     def op_resume(self, _op):
         self.scheduler.resume()
 
-    def op_flush(self, _op):
-        self.scheduler.flush_cache()
+    def op_flush(self, op):
+        self.scheduler.flush_cache(preempt_running=op.mode == "running")
+        if op.mode == "running":
+            self.executor.forget()
         assert self.scheduler.kv.num_cached == 0
 
     def op_advance(self, _op):
@@ -489,8 +629,12 @@ class Driver:
             self._ended(request, "abort")
 
     def _wake(self, handle):
+        fate = self.fates[handle]
+        for piece in fate.late:
+            self.scheduler.extend_prompt(handle, np.array(piece, np.int32))
+            fate.prompt += piece if fate.ended is None else []
         self.scheduler.wake(handle)
-        self.fates[handle].is_parked = False
+        fate.late, fate.is_parked = [], False
 
     def _pick(self, which):
         handles = list(self.fates)
@@ -503,10 +647,15 @@ class Driver:
         scheduler = self.scheduler
         if not scheduler.has_work:
             return False
-        plan = scheduler.schedule()
+        # Another rank of the group, which never wants to prefill.
+        ranks = (scheduler.state(), RankState(0, 0)) if self.settings.aligns_ranks else None
+        plan = scheduler.schedule(ranks)
         if plan.is_empty:
             # With fewer tokens a step than seats, all rows planned may be preempted: others go on in the next step.
-            may_be_empty = plan.preempted and self.settings.max_running > self.settings.max_step_tokens
+            may_be_empty = bool(plan.preempted) and self.settings.max_running > self.settings.max_step_tokens
+            # Somebody that waits with loaded pages gave them up for the head, which has its turn in the next step.
+            may_be_empty |= bool(plan.preempted) and self.settings.has_remote
+            may_be_empty |= bool(self.store.pending) or self.settings.aligns_ranks
             assert self.outstanding or may_be_empty, f"stuck: {list(scheduler.requests())}"
             return False
         self.num_plans += 1
@@ -532,7 +681,7 @@ class Driver:
         assert request.finish_reason == reason
         assert request.place == "ended"
         assert request.seat is None
-        assert request.pages == []
+        assert request.pages == [] or request.handle in self.store.pending
         fate.ended = reason
 
     # ------------------------------------------------------------ invariants
@@ -557,7 +706,7 @@ class Driver:
             self.fates[handle].num_scheduled += 1
         for row in plan.prefills:
             self._check_chunk(row)
-        if settings.order != "priority":
+        if settings.order != "priority" and not settings.has_remote:
             assert not (plan.preempted and plan.seated)
         assert all(request in [row.request for row in plan.prefills] for request in plan.seated)
         self._check_order(plan)
@@ -569,11 +718,13 @@ class Driver:
         assert row.samples == (end == known + len(row.drafts))
         assert end <= known + settings.num_drafts
         if settings.budget_unit > 1:
-            assert row.samples or end % settings.page_size == 0
-            assert row.start % settings.page_size == 0 or row.request.place == "verifying"
+            item_starts = [item.start for item in request.encoder_items]
+            is_apart = row.request.place == "verifying" or settings.has_remote or row.start in item_starts
+            assert row.samples or end % settings.page_size == 0 or end in item_starts
+            assert row.start % settings.page_size == 0 or is_apart
         if not settings.chunked:
             assert row.samples
-        if request.params.prompt_logprobs is not None or not settings.prefix_cache:
+        if request.params.prompt_logprobs is not None or not (settings.prefix_cache or settings.has_remote):
             assert request.num_cached == 0
 
     def _check_order(self, plan):
@@ -606,10 +757,14 @@ class Driver:
         owned = set()
         for request in self.scheduler.requests():
             assert len(set(request.pages)) == len(request.pages)
-            assert request.pages == [] or request.seat is not None
+            is_loading = request.handle in self.store.pending
+            assert is_loading == (request.place == "loading")
+            assert request.pages == [] or request.seat is not None or is_loading or request.num_loaded
             owned.update(request.pages)
             if not self.settings.prefix_cache:
                 assert len(request.pages) <= -(-request.stop_len // size)
+        for _, request, _, _ in self.store.pending.values():
+            owned.update(request.pages)
         assert kv.num_free + len(owned) == kv.num_pages
         assert self.scheduler.load().num_used_tokens == len(owned) * size
 
@@ -681,7 +836,7 @@ class Driver:
 
     def _check_tokens(self, fate):
         request = fate.request
-        tokens, reason = oracle(fate.prompt, salt_of(request), request.stop_ids, request.stop_len)
+        tokens, reason = oracle(request, fate.prompt)
         if fate.ended == "abort":
             assert fate.delivered == tokens[: len(fate.delivered)]
             return
