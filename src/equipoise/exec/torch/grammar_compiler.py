@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from equipoise.errors import CheckpointError, EquipoiseError, InvalidValueError
+from equipoise.exec.torch.json_keywords import unheld_keyword
 from equipoise.exec.torch.vocabulary import read_vocabulary
 
 if TYPE_CHECKING:
@@ -278,8 +279,12 @@ def _check_json(grammar: Grammar) -> None:
     for _ in range(MAX_JSON_NESTING):
         level = [child for node in level for child in _children(node)]
         if not level:
-            return
-    raise _too_deep(grammar)
+            break
+    else:
+        raise _too_deep(grammar)
+    keyword = unheld_keyword(root) if grammar.kind == "json_schema" else None
+    if keyword is not None:
+        raise InvalidValueError(f"{FIELD}: {keyword} in a JSON schema is not supported", FIELD)
 
 
 def _too_deep(grammar: Grammar) -> InvalidValueError:
