@@ -42,6 +42,9 @@ def test_help_names_every_setting() -> None:
     assert done.returncode == 0
     for key in KEYS:
         assert f"--{key}" in done.stdout
+    for choices in ("fcfs, priority, shortest-first, longest-first", "auto, hermes, llama3, mistral, pythonic, none"):
+        assert f"[{choices}]" in done.stdout
+    assert "[debug, info, warning, error]" in done.stdout
     assert "Seconds that running requests are given" in done.stdout  # the dataclass's own words
 
 
@@ -67,8 +70,11 @@ def test_help_needs_no_heavy_imports() -> None:
         (("serve", "--port", "70000"), "port: 70000"),
         (("serve", "--executor", "magic"), "--executor"),
         (("serve", "--shutdown-timeout", "-1"), "shutdown-timeout: -1.0"),
-        (("serve", "--log-level", "loud"), "log-level: 'loud'"),
-        (("serve", "--tool-parser", "yaml"), "tool-parser: 'yaml'"),
+        (("serve", "--log-level", "loud"), '"loud" for --log-level. Choose from: "debug", "info", "warning", "error".'),
+        (
+            ("serve", "--tool-parser", "yaml"),
+            '"yaml" for --tool-parser. Choose from: "auto", "hermes", "llama3", "mistral",',
+        ),
         (("serve", "--max-body-mb", "0"), "max-body-mb: 0.0"),
         (("serve", "--max-body-mb", "inf"), "max-body-mb: inf"),
         (("serve", "--api-key", ""), "api-key: it must be ASCII and not empty"),
@@ -79,7 +85,10 @@ def test_help_needs_no_heavy_imports() -> None:
         (("serve", "--step-ms", "inf"), "step-ms: inf"),
         (("serve", "--sim-seed", "1180591620717411303424"), "sim-seed: 1180591620717411303424"),
         (("serve", "--sim-vocab-size", "0"), "sim-vocab-size: 0"),
-        (("serve", "--order", "random"), "order: 'random' is not one of fcfs, priority"),
+        (
+            ("serve", "--order", "random"),
+            '"random" for --order. Choose from: "fcfs", "priority", "shortest-first", "longest-first".',
+        ),
         (("serve", "--port", "0", "--rules", "nowhere:rule"), "rule: 'nowhere:rule' cannot be loaded"),
         (("serve", "a-model"), "a-model"),
         (("serve", "--config", "/nowhere.toml"), "/nowhere.toml"),
@@ -106,7 +115,8 @@ def test_wrong_words_end_with_2_and_one_line(words: tuple[str, ...], message: st
         ("prefix_cache = 7", "prefix-cache: Expected bool, got int"),
         ("port = 1.5", "port: Expected int, got float"),
         ("cors-origins = [1]", "cors-origins: Expected str, got int"),
-        ('executor = "magic"', "executor: Invalid enum value"),
+        ('executor = "magic"', "executor: Invalid enum value 'magic', it must be one of torch, sim"),
+        ('order = "random"', "it must be one of fcfs, priority, shortest-first, longest-first"),
     ],
 )
 def test_a_wrong_file_ends_with_2_and_one_line(tmp_path: Path, text: str, message: str) -> None:

@@ -11,7 +11,7 @@ import re
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 from cyclopts import Group, Parameter
@@ -33,6 +33,9 @@ TYPES: dict[str, Any] = {
     flag_name(name): hint for section in SECTIONS for name, hint in get_type_hints(section).items()
 }
 KEYS = frozenset(TYPES)
+CHOICES: dict[str, tuple[str, ...]] = {
+    key: get_args(hint) for key, hint in TYPES.items() if get_origin(hint) is Literal
+}
 WHOLE_KEYS = frozenset(key for key, hint in TYPES.items() if hint in (int, int | None))
 
 _FRACTION = re.compile(r"[+-]?\d*\.\d*|[+-]?\d[\d.]*[eE].*")
@@ -116,7 +119,8 @@ def _read(path: Path) -> dict[str, Any]:
         try:
             settings[key] = msgspec.convert(value, TYPES[key])
         except msgspec.ValidationError as error:
-            raise ConfigError(f"config: {path}: {key}: {str(error).replace('`', '')}") from None
+            choices = f", it must be one of {', '.join(CHOICES[key])}" if key in CHOICES else ""
+            raise ConfigError(f"config: {path}: {key}: {str(error).replace('`', '')}{choices}") from None
     return settings
 
 

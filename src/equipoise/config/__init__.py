@@ -7,6 +7,7 @@ from equipoise.config.engine import (
     CacheConfig,
     EngineConfig,
     ModelConfig,
+    OrderName,
     SchedulerConfig,
     SimExecutorConfig,
 )
@@ -16,6 +17,7 @@ __all__ = [
     "CacheConfig",
     "EngineConfig",
     "ModelConfig",
+    "OrderName",
     "SchedulerConfig",
     "ServerConfig",
     "SimExecutorConfig",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from equipoise.errors import ConfigError
 
@@ -17,7 +17,8 @@ MAX_KV_GB = 65536
 MAX_THREADS = 1024
 MAX_VOCAB_SIZE = 2**24
 MAX_COST_MS = 3_600_000.0
-ORDERS = ("fcfs", "priority", "shortest-first", "longest-first")
+OrderName = Literal["fcfs", "priority", "shortest-first", "longest-first"]
+ORDERS: tuple[OrderName, ...] = get_args(Order)
 
 
 @dataclass(frozen=True)
@@ -115,8 +116,8 @@ class SchedulerConfig:
     num_drafts: int = 0
     """Tokens guessed ahead per step from the request's own text (speculative decoding by n-grams), 0 for none."""
 
-    order: str = "fcfs"
-    """Who is next: fcfs, priority (lower number first), shortest-first (with ageing) or longest-first."""
+    order: OrderName = "fcfs"
+    """Who is next: who came first, the lower priority number, the shortest (with ageing) or the longest prompt."""
 
     ageing_s: float = 0.01
     """Under shortest-first: seconds of waiting that make up for one prompt token."""

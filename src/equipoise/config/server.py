@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from equipoise.errors import ConfigError
 
-LOG_LEVELS = ("debug", "info", "warning", "error")
+LogLevel = Literal["debug", "info", "warning", "error"]
+LOG_LEVELS: tuple[LogLevel, ...] = get_args(LogLevel)
 MAX_BODY_MB = 1024
-TOOL_PARSERS = ("auto", "hermes", "llama3", "mistral", "pythonic", "none")
+ToolParser = Literal["auto", "hermes", "llama3", "mistral", "pythonic", "none"]
+TOOL_PARSERS: tuple[ToolParser, ...] = get_args(ToolParser)
 
 
 @dataclass(frozen=True)
@@ -39,11 +42,11 @@ class ServerConfig:
     shutdown_timeout_s: float = 10.0
     """Seconds that running requests are given to finish when the server is told to stop."""
 
-    tool_parser: str = "auto"
-    """Format of the model's tool calls: auto, hermes, llama3, mistral, pythonic or none."""
+    tool_parser: ToolParser = "auto"
+    """Format of the model's tool calls; "auto" takes the one that its chat template speaks of."""
 
-    log_level: str = "info"
-    """debug, info, warning or error."""
+    log_level: LogLevel = "info"
+    """Least that is logged."""
 
     log_requests: bool = False
     """Log a line, at info, for every request for tokens when it ends."""

@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from equipoise.clock import VirtualClock
-from equipoise.config import CacheConfig, SchedulerConfig
+from equipoise.config import CacheConfig, OrderName, SchedulerConfig
 from equipoise.errors import ConfigError, RequestError
 from equipoise.exec.protocol import ExecutorInfo, StepOutput
 from equipoise.request import Request, SamplingParams
@@ -55,7 +55,7 @@ class CaseConfig(msgspec.Struct, forbid_unknown_fields=True):
     chunked: bool = True
     long_thr: int = 0
     adaptive: bool = False
-    policy: str = "fcfs"
+    policy: OrderName = "fcfs"
     async_sched: bool = False
     interval: int = 1
     reserve_full: bool = True
