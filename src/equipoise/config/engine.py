@@ -18,7 +18,7 @@ MAX_THREADS = 1024
 MAX_VOCAB_SIZE = 2**24
 MAX_COST_MS = 3_600_000.0
 OrderName = Literal["fcfs", "priority", "shortest-first", "longest-first"]
-ORDERS: tuple[OrderName, ...] = get_args(Order)
+ORDERS: tuple[OrderName, ...] = get_args(OrderName)
 
 
 @dataclass(frozen=True)
