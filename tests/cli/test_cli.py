@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import urllib.request
 from typing import TYPE_CHECKING
 
 import pytest
@@ -90,7 +91,10 @@ def test_help_needs_no_heavy_imports() -> None:
             '"random" for --order. Choose from: "fcfs", "priority", "shortest-first", "longest-first".',
         ),
         (("serve", "--port", "0", "--rules", "nowhere:rule"), "rule: 'nowhere:rule' cannot be loaded"),
-        (("serve", "a-model"), "a-model"),
+        (("serve", "--port", "0", "a-model"), "/a-model is not a folder"),
+        (("serve", "a-model", "--model", "b-model"), "model: given twice, as 'a-model' and as --model b-model"),
+        (("serve", "--model=b-model", "a-model"), "model: given twice, as 'a-model' and as --model b-model"),
+        (("serve", "--executor", "sim", "--prefix-cache", "false"), "switches take no value"),
         (("serve", "--config", "/nowhere.toml"), "/nowhere.toml"),
         (("dance",), "dance"),
     ],
@@ -149,6 +153,17 @@ def test_flags_win_over_environment_over_file(tmp_path: Path, tiny_tokenizer: Pa
         found = load(server)
         assert found["max_running_requests"] == 11  # the file's
         assert found["max_total_num_tokens"] == 222 * 64  # the environment's and the flag's
+
+
+def test_a_word_is_the_model(tiny_tokenizer: Path) -> None:
+    flags = ("--executor", "sim", "--tokenizer", str(tiny_tokenizer))
+    with serve("some/word-model", *flags) as server:
+        assert server.name == "word-model"
+    env = {"EQUIPOISE_MODEL": "some/other-model"}
+    with serve("--cors-origins", "https://a.example", "some/word-model", *flags, env=env) as server:
+        assert server.name == "word-model", "it wins over the environment, and over flags that may come again"
+        with urllib.request.urlopen(f"{server.url}/server_info") as answer:
+            assert '"some/word-model"' in answer.read().decode()
 
 
 def test_seconds_are_left_out_of_flags() -> None:

@@ -39,9 +39,8 @@ def test_a_long_flag_has_its_words_below() -> None:
     assert two_columns("--a", "one " * 8, 20) == ["  --a".ljust(COLUMN) + "one " * 6 + "one", " " * COLUMN + "one"]
 
 
-def test_a_word_without_a_flag_is_told_its_flag() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "equipoise", "serve", "some/model"], capture_output=True, text=True, timeout=60
-    )
+def test_a_word_too_many_is_named() -> None:
+    words = ["serve", "some/model", "another"]
+    done = subprocess.run([sys.executable, "-m", "equipoise", *words], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
-    assert done.stderr == "equipoise: some/model: not understood, every setting is a flag (--model some/model)\n"
+    assert done.stderr == "equipoise: another: not understood, DIR is the only word, every other setting is a flag\n"

@@ -43,7 +43,7 @@ def run(argv: list[str]) -> int:
         result = app(argv, exit_on_error=False, print_error=False)
     except UnusedCliTokensError as error:
         words = " ".join(error.unused_tokens or ())
-        return _complain(f"{words}: not understood, every setting is a flag (--model {words})", EXIT_WRONG)
+        return _complain(f"{words}: not understood, DIR is the only word, every other setting is a flag", EXIT_WRONG)
     except CycloptsError as error:
         return _complain(" ".join(str(error).split()), EXIT_WRONG)
     except ConfigError as error:

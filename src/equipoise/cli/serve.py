@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
-from equipoise.cli.settings import CacheFlags, ModelFlags, SchedulerFlags, ServerFlags, SimFlags
+from equipoise.cli.settings import CacheFlags, ModelFlags, ModelWord, SchedulerFlags, ServerFlags, SimFlags
 from equipoise.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, ServerConfig, SimExecutorConfig
 
 
 def serve(
+    word: ModelWord = None,
+    /,
     *,
     config: Annotated[
         Path | None, Parameter(help="TOML file with settings; flags and environment win over it.")
@@ -25,6 +28,8 @@ def serve(
     server: ServerFlags = ServerConfig(),  # noqa: B008
 ) -> int:
     """Serve a model with the OpenAI API until SIGINT or SIGTERM."""
+    if word is not None:
+        model = replace(model, model=word)
     del config  # its settings are in the others by now, see cli.settings
     from equipoise.server.listen import bind
 

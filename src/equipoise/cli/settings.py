@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
-from cyclopts import Group, Parameter
+from cyclopts import ArgumentCollection, Group, Parameter
 from cyclopts.config import Dict, Env
 
 from equipoise.config import CacheConfig, ModelConfig, SchedulerConfig, ServerConfig, SimExecutorConfig
@@ -38,17 +38,34 @@ CHOICES: dict[str, tuple[str, ...]] = {
 }
 WHOLE_KEYS = frozenset(key for key, hint in TYPES.items() if hint in (int, int | None))
 
+SWITCH_WORDS = frozenset({"true", "false", "yes", "no", "on", "off"})
 _FRACTION = re.compile(r"[+-]?\d*\.\d*|[+-]?\d[\d.]*[eE].*")
 _order = iter(range(100))
 
 
-def _section(title: str) -> Parameter:
-    return Parameter(
-        name="*", group=Group(title, sort_key=next(_order)), name_transform=flag_name, negative_iterable=()
-    )
+def _section(title: str, group: Group | None = None) -> Parameter:
+    group = group or Group(title, sort_key=next(_order))
+    return Parameter(name="*", group=group, name_transform=flag_name, negative_iterable=())
 
 
-ModelFlags = Annotated[ModelConfig, _section("Model")]
+def _one_model(arguments: ArgumentCollection) -> None:
+    """Raise ConfigError when the command line names the model twice, or by what was meant for a switch."""
+    given = {token.keyword: token.value for argument in arguments for token in argument.tokens if token.source == "cli"}
+    word = given.get(None)
+    if word is None:
+        return
+    if "--model" in given:
+        raise ConfigError(f"model: given twice, as {word!r} and as --model {given['--model']}")
+    if word.lower() in SWITCH_WORDS:
+        raise ConfigError(
+            f"model: {word!r} is not a folder, and switches take no value: --prefix-cache, --no-prefix-cache"
+        )
+
+
+_MODEL = Group("Model", sort_key=next(_order), validator=_one_model)
+
+ModelWord = Annotated[str | None, Parameter(name="DIR", group=_MODEL, help="The model, as --model gives it.")]
+ModelFlags = Annotated[ModelConfig, _section("Model", _MODEL)]
 CacheFlags = Annotated[CacheConfig, _section("KV cache")]
 SchedulerFlags = Annotated[SchedulerConfig, _section("Scheduler")]
 SimFlags = Annotated[SimExecutorConfig, _section("Simulated executor")]
