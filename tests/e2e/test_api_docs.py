@@ -1,36 +1,16 @@
-"""The examples in docs/api.md, run as they stand against a real server."""
+"""docs/api.md leaves out no route and no field; tests/test_docs.py runs its examples."""
 
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from equipoise.server.app import ROUTES
 from equipoise.server.schemas import ChatBody, CompletionBody, GenerateBody, GenerateParams
 
-if TYPE_CHECKING:
-    from tests.serving import Server
-
 PAGE = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
-EXAMPLES = [
-    command
-    for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
-    for command in re.split(r"\n(?=curl )", block.strip())
-]
-
-
-@pytest.mark.parametrize("command", EXAMPLES)
-def test_examples_run(torch_server: Server, command: str) -> None:
-    assert "http://127.0.0.1:8000" in command
-    line = command.replace("http://127.0.0.1:8000", torch_server.url)
-    done = subprocess.run(["bash", "-c", f"{line} --fail-with-body"], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
-    assert done.stdout
-    assert '"error"' not in done.stdout
 
 
 def test_every_route_is_described() -> None:
