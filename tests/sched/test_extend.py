@@ -1,0 +1,61 @@
+"""Rules named by a dotted path: what is found, and what is refused in one line."""
+
+from __future__ import annotations
+
+import pytest
+from tests.sched.rig import Rig, make_info
+
+from equipoise.config import SchedulerConfig
+from equipoise.errors import ConfigError
+from equipoise.sched.extend import Extension, load_extension
+
+MODULE = "rules_of_a_user"
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    source = """
+from equipoise.sched.extend import Extension
+
+def closed(config, info):
+    return Extension(admission_gates=[lambda view: 0])
+
+def nothing(config, info):
+    return None
+
+NUMBER = 3
+"""
+    (tmp_path / f"{MODULE}.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+@pytest.mark.usefixtures("module")
+def test_a_rule_by_its_dotted_path_is_in_force():
+    rig = Rig(rules=(f"{MODULE}:closed",))
+    rig.add("a")
+    assert rig.step() == []
+    assert rig.scheduler.explain("a")[0].held_by == "closed"
+
+
+@pytest.mark.usefixtures("module")
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("no_such_module:rule", "cannot be loaded: No module named"),
+        (f"{MODULE}:absent", "cannot be loaded: .*absent"),
+        (f"{MODULE}:NUMBER", "is not a function"),
+        (f"{MODULE}:nothing", "returned NoneType, it must return an Extension"),
+        ("absent", "neither module:function nor one of the rules"),
+    ],
+)
+def test_a_rule_that_cannot_be_used_is_refused_in_one_line(name, message):
+    with pytest.raises(ConfigError, match=message) as refused:
+        load_extension(name, SchedulerConfig(), make_info())
+    assert "\n" not in str(refused.value)
+
+
+def test_the_later_extension_wins_where_only_one_can_be():
+    first, second = (lambda _request: (1.0,)), (lambda _request: (2.0,))
+    both = Extension(order=first, limits=[1]).and_then(Extension(order=second, limits=[2]))
+    assert (both.order, both.limits) == (second, [1, 2])
+    assert Extension(order=first).and_then(Extension()).order is first
