@@ -15,6 +15,7 @@ def why(rig, name):
 
 def test_the_head_tells_its_rule_and_since_when_and_the_others_their_turn():
     rig = Rig(max_running=1)
+    rig.clock.advance(10.0)
     for name in "abc":
         rig.add(name, 4, max_tokens=9)
     rig.step()

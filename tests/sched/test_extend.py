@@ -54,8 +54,13 @@ def test_a_rule_that_cannot_be_used_is_refused_in_one_line(name, message):
     assert "\n" not in str(refused.value)
 
 
-def test_the_later_extension_wins_where_only_one_can_be():
-    first, second = (lambda _request: (1.0,)), (lambda _request: (2.0,))
-    both = Extension(order=first, limits=[1]).and_then(Extension(order=second, limits=[2]))
-    assert (both.order, both.limits) == (second, [1, 2])
-    assert Extension(order=first).and_then(Extension()).order is first
+@pytest.mark.parametrize("field", ["order", "victim_order", "outranks", "drafter", "remote"])
+def test_the_later_extension_wins_where_only_one_can_be(field):
+    first, second = Extension(**{field: "first"}), Extension(**{field: "second"})
+    assert getattr(first.and_then(second), field) == "second"
+    assert getattr(first.and_then(Extension()), field) == "first"
+
+
+@pytest.mark.parametrize("field", ["limits", "prefill_gates", "admission_gates", "resources", "observers"])
+def test_lists_are_joined_in_order(field):
+    assert getattr(Extension(**{field: [1]}).and_then(Extension(**{field: [2]})), field) == [1, 2]
