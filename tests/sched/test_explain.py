@@ -49,3 +49,11 @@ def test_the_trace_keeps_the_last_decisions():
     assert (second.step, second.num_decodes, second.chunks, second.num_waiting) == (1, 1, {}, 1)
     rig.step()
     assert [decision["step"] for decision in msgspec.json.decode(rig.scheduler.trace.to_json())] == [1, 2]
+
+
+def test_a_newcomer_that_a_limit_leaves_no_token_is_held_by_that_limit():
+    rig = Rig(chunked_prefill=False, max_model_len=20, max_step_tokens=20)
+    rig.add("first", 15, max_tokens=4)
+    rig.add("second", 15, max_tokens=1)
+    rig.plan()
+    assert rig.scheduler.explain("second")[0].held_by == "whole_prompts"

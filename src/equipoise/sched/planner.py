@@ -210,7 +210,7 @@ class Planner:
         request.num_computed = match.num_tokens
         n = self._chunk(request, limits)
         if not n:
-            return NO_BUDGET
+            return self._cut_by(request, limits)
         for resource in self._rules.resources:
             if not resource.fit(request, n):
                 self._places.block(request, resource.name, resource.share(request))
@@ -322,6 +322,14 @@ class Planner:
         for limit in limits:
             n = limit(request, n)
         return n
+
+    def _cut_by(self, request: Request, limits: list[Limit]) -> str:
+        """What leaves a newcomer no token: the budget, or the first limit that says so."""
+        n = min(request.num_known - request.num_computed, self._budget.room)
+        for limit in limits:
+            if n and not (n := limit(request, n)):
+                return rule_name(limit)
+        return NO_BUDGET
 
     def _plan_chunk(self, plan: StepPlan, request: Request, seat: int, n: int) -> PrefillRow:
         start = request.num_computed

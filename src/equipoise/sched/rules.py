@@ -111,8 +111,9 @@ class RemoteKV(Protocol):
         ...
 
     def start(self, request: Request, first: int, upto: int) -> None:
-        """Begin to write the KV of tokens [first, upto) into `request.pages`. `Scheduler.kv_arrived` is told when
-        nothing is written any more, be it that all came or that it failed."""
+        """Begin to write the KV of tokens [first, upto) into `request.pages`, after every step submitted before: one
+        of them may still write what the pages held. `Scheduler.kv_arrived` is told when nothing is written any more,
+        be it that all came or that it failed."""
         ...
 
 

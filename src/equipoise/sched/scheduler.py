@@ -1,8 +1,8 @@
 """The scheduler of one rank. There are no phases: a step lets the tokens computed catch up with the tokens known.
 
 `schedule` plans one step (`planner`), and advances every counter as if the step had run; `apply` reconciles
-with the tokens that came. Up to `depth` plans may be outstanding when `schedule` is called. Where a request is
-and how it moves: `places`. Which features there are: `rules` and `assemble`.
+with the tokens that came (`reconcile`). Up to `depth` plans may be outstanding when `schedule` is called. Where a
+request is and how it moves: `places`. Which features there are: `rules` and `assemble`.
 """
 
 from __future__ import annotations
@@ -17,14 +17,12 @@ from equipoise.sched.columns import ONE
 from equipoise.sched.explain import Explanation, Hold, explain
 from equipoise.sched.ledger import LoadCounters, Totals
 from equipoise.sched.places import Places
-from equipoise.sched.plan import PrefillRow, StepPlan, StepResult
 from equipoise.sched.planner import Planner
+from equipoise.sched.reconcile import Reconciler
 from equipoise.sched.rules import RankState, Rules, StepView
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-    from numpy.typing import NDArray
 
     from equipoise.clock import Clock
     from equipoise.exec.protocol import StepOutput
@@ -32,6 +30,7 @@ if TYPE_CHECKING:
     from equipoise.request import FinishReason, Request, Tokens
     from equipoise.sched.columns import Columns
     from equipoise.sched.explain import DecisionTrace
+    from equipoise.sched.plan import PrefillRow, StepPlan, StepResult
     from equipoise.sched.resources import TokenBudget
 
 PRUNE_DEADLINES_AT = 1024
@@ -83,7 +82,7 @@ class Scheduler:
         self._max_waiting_tokens = max_waiting_tokens
         self._deadlines: list[tuple[float, int]] = []
         self._pause: PauseMode = ""
-        self._restarting: set[int] = set()
+        self._reconciler = Reconciler(self._places, kv, self.totals)
         self._hold = Hold("", clock.now())
         self._step = 0
         self._num_outstanding = 0
@@ -101,7 +100,7 @@ class Scheduler:
         requests[request.handle] = request
         self.kv.prepare(request)
         if request.deadline_s is not None:
-            heapq.heappush(self._deadlines, (request.deadline_s, request.handle))
+            self._keep_deadline(request.deadline_s, request.handle)
         if wait_for is None:
             self._places.wait(request)
         else:
@@ -150,7 +149,7 @@ class Scheduler:
         """End a request wherever it is; rows of it that are in flight are dropped. None when it is unknown or ended."""
         request = self._places.requests.get(handle)
         if request is not None:
-            self._end(request, reason)
+            self._reconciler.end(request, reason)
         return request
 
     def expire(self) -> list[Request]:
@@ -182,17 +181,13 @@ class Scheduler:
         back, and what a remote store brought or is bringing is computed instead."""
         if preempt_running:
             for request in tuple(self._places.preemptible()):
-                self._preempt(request)
-            self._restarting.update(self._places.verifying)
+                self._reconciler.preempt(request)
+            self._reconciler.restarting.update(self._places.verifying)
             for request in tuple(self._places.loaded.values()):
                 self._places.unload(request)
             for request in self._places.loading.values():
                 request.may_load = False
         return self.kv.flush()
-
-    def _preempt(self, request: Request) -> None:
-        self.totals.preemptions += 1
-        self._places.preempt(request)
 
     # ---------------------------------------------------------------- what others may read
 
@@ -334,133 +329,17 @@ class Scheduler:
         plan.sampled_seats = np.concatenate([plan.sampled_seats, *seats])
         plan.sampled_at = np.concatenate([plan.sampled_at, *at])
 
-    # ---------------------------------------------------------------- reconcile
-
     def apply(self, plan: StepPlan, output: StepOutput) -> StepResult:
         """Reconcile with what a step drew. Plans are applied in the order in which they were scheduled.
 
         Rows of requests that have ended since are dropped; a preempted request still gets its token."""
         self._num_outstanding -= 1
-        columns = self.columns
-        plain = plan.num_plain
-        seats, tokens, at = plan.sampled_seats[:plain], output.tokens[:plain], plan.sampled_at[:plain]
-        rows = np.arange(plain)
-        live = columns.handle[seats] == plan.sampled_handles[:plain]
-        late: list[int] = []
-        if np.count_nonzero(live) < plain:
-            late = [row for row in np.flatnonzero(~live).tolist() if self._deliver_late(plan, row, tokens)]
-            rows = rows[live]
-            seats, tokens, at = seats[live], tokens[live], at[live]
-        columns.tokens[seats, at] = tokens
-        known = at + ONE
-        columns.known[seats] = known
-        self._publish_decodes(plan)
-        finished = self._end_stopped(seats, tokens, known)
-        finished += [request for row in late if (request := self._ended_late(plan, row))]
-        late += self._settle_drafts(plan, output.tokens, finished)
-        if late:
-            rows = np.concatenate([rows, np.array(late, rows.dtype)])
-        self.totals.output_tokens += len(rows)
-        return StepResult(rows, plan.sampled_handles[rows], output.tokens[rows], finished)
-
-    def _publish_decodes(self, plan: StepPlan) -> None:
-        """Pages that this step's decodes filled hold known tokens now."""
-        columns = self.columns
-        is_last_of_page = plan.decode_starts & columns.page_mask == columns.page_mask
-        rows = is_last_of_page.nonzero()[0]
-        if not len(rows):
-            return
-        rows = rows[columns.handle[plan.decode_seats[rows]] == plan.sampled_handles[rows]]
-        seats = plan.decode_seats[rows]
-        requests = [self._places.at(seat) for seat in seats.tolist()]
-        self.kv.publish_next(requests, columns.last_page_tokens(seats, plan.decode_starts[rows]))
-
-    def _end_stopped(
-        self, seats: NDArray[np.int64], tokens: NDArray[np.int32], known: NDArray[np.int64]
-    ) -> list[Request]:
-        """End the requests that drew a stop token or reached their length."""
-        ended: dict[int, FinishReason] = dict.fromkeys(self._rows_stopped(seats, tokens), "stop")
-        for row in (known >= self.columns.stop_len[seats]).nonzero()[0].tolist():
-            ended.setdefault(row, "length")
-        finished = []
-        for row in sorted(ended):
-            request = self._places.at(int(seats[row]))
-            self._end(request, ended[row])
-            finished.append(request)
-        return finished
-
-    def _rows_stopped(self, seats: NDArray[np.int64], tokens: NDArray[np.int32]) -> list[int]:
-        """Rows that drew one of their stop tokens."""
-        columns, many_stops = self.columns, self._places.many_stops
-        rows: list[int] = []
-        for stop_ids in columns.stop_ids[: columns.stop_width]:
-            rows += (stop_ids[seats] == tokens).nonzero()[0].tolist()
-        if many_stops:
-            pairs = enumerate(zip(seats.tolist(), tokens.tolist(), strict=True))
-            rows += [row for row, (seat, token) in pairs if token in many_stops.get(seat, ())]
-        return rows
-
-    def _settle_drafts(self, plan: StepPlan, tokens: NDArray[np.int32], finished: list[Request]) -> list[int]:
-        """Keep the drafts that were drawn, and the token after them; returns their sampled rows."""
-        delivered: list[int] = []
-        first = plan.num_plain
-        for row in plan.verifies:
-            # Nobody preempts a request with a row to verify in flight: it is where it was, or it has ended.
-            if row.request.place == "verifying":
-                drawn = tokens[first : first + row.num_samples].tolist()
-                delivered += range(first, first + self._settle_row(row, drawn, finished))
-                if row.request.handle in self._restarting and row.request.place == "drafting":
-                    self._preempt(row.request)
-            self._restarting.discard(row.request.handle)
-            first += row.num_samples
-        return delivered
-
-    def _settle_row(self, row: PrefillRow, drawn: list[int], finished: list[Request]) -> int:
-        """Reconcile one row; returns how many of the tokens drawn count, at least 1."""
-        columns, request, seat = self.columns, row.request, row.seat
-        num_kept = 1
-        while num_kept <= len(row.drafts) and row.drafts[num_kept - 1] == drawn[num_kept - 1] not in request.stop_ids:
-            num_kept += 1
-        known = int(columns.known[seat]) + num_kept
-        columns.tokens[seat, known - num_kept : known] = drawn[:num_kept]
-        columns.known[seat] = columns.length[seat] = known
-        columns.computed[seat] = request.num_computed = known - 1
-        self.kv.publish(request, columns.tokens[seat], known - 1)
-        stopped = drawn[num_kept - 1] in request.stop_ids
-        if stopped or known >= request.stop_len:
-            self._end(request, "stop" if stopped else "length")
-            finished.append(request)
-        else:
-            self._places.draft(request)
-        return num_kept
-
-    def _deliver_late(self, plan: StepPlan, row: int, tokens: NDArray[np.int32]) -> bool:
-        """The token of a row whose request left its seat: kept if it was preempted, dropped if it ended."""
-        request = self._places.requests.get(int(plan.sampled_handles[row]))
-        if request is None:
-            return False
-        request.output_ids.append(int(tokens[row]))
-        request.num_inflight -= 1
-        return True
-
-    def _ended_late(self, plan: StepPlan, row: int) -> Request | None:
-        """End or queue a preempted request after `_deliver_late`; returns it when it ended."""
-        request = self._places.requests[int(plan.sampled_handles[row])]
-        if request.output_ids[-1] in request.stop_ids:
-            self._end(request, "stop")
-        elif request.num_inflight == 0:
-            # Not at its length yet: a request whose length is certain is draining, and nobody preempts it.
-            self._places.wait(request)
-        return None if request.finish_reason is None else request
+        return self._reconciler.apply(plan, output)
 
     # ---------------------------------------------------------------- small things
 
-    def _end(self, request: Request, reason: FinishReason) -> None:
-        self._places.end(request, reason)
-        if reason in ("stop", "length"):
-            self.totals.finished += 1
-        else:
-            self.totals.aborted += 1
+    def _keep_deadline(self, deadline_s: float, handle: int) -> None:
+        heapq.heappush(self._deadlines, (deadline_s, handle))
         if len(self._deadlines) > 2 * self.num_requests + PRUNE_DEADLINES_AT:
             self._deadlines = [entry for entry in self._deadlines if entry[1] in self._places.requests]
             heapq.heapify(self._deadlines)
