@@ -219,8 +219,12 @@ def _load(cache_dir: Path | None) -> ctypes.CDLL:
 
 def _load_from(folder: Path, compiler: str) -> ctypes.CDLL:
     path = folder / f"kernels-{_fingerprint(compiler)}.so"
-    if not path.exists():
-        _compile(compiler, path)
+    if path.exists():
+        try:
+            return ctypes.CDLL(str(path))
+        except OSError as error:
+            logger.warning("the compiled kernels do not load and are compiled anew: %s", error)
+    _compile(compiler, path)
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:
