@@ -124,8 +124,3 @@ def _token_rows(num_seats: int, width: int) -> Tokens:
     position of every row to the same few lines, and a step's scatter of 1,024 tokens takes twice the time."""
     num_lines = -(-width // TOKENS_PER_CACHE_LINE) | 1
     return np.zeros((num_seats, num_lines * TOKENS_PER_CACHE_LINE), np.int32)[:, :width]
-
-
-def empty_seats() -> NDArray[np.int64]:
-    """No seats: (0,) int64."""
-    return np.empty(0, np.int64)

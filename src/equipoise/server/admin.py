@@ -6,13 +6,13 @@ import asyncio
 import contextlib
 import dataclasses
 import time
-from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
 from equipoise import __version__
+from equipoise.dashboard import dashboard_path
 from equipoise.errors import InvalidValueError, NotFoundError, UnavailableError
 from equipoise.obs.metrics import CONTENT_TYPE
 from equipoise.request import SamplingParams
@@ -254,7 +254,7 @@ async def _call(service: Service, method: Any, **args: Any) -> Any:
 
 async def dashboard(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
     """The live page."""
-    page = resources.files("equipoise.dashboard") / "index.html"
+    page = dashboard_path()
     if not page.is_file():
         raise NotFoundError("there is no page here, see /v1/models")
     await reply(scope, send, page.read_bytes(), content_type=b"text/html; charset=utf-8")
