@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
+from equipoise.config.checks import at_least
 from equipoise.errors import ConfigError
 
-MAX_COUNT = 2**31 - 1
-"""Bounds every number of things: columns add and multiply them in 64 bits."""
 MAX_PAGE_SIZE = 2**16
 MAX_PAGES = 2**26
 MAX_SEATS = 2**20
@@ -47,8 +46,8 @@ class ModelConfig:
     """CPU threads of the model; when not given, the cores that affinity and the container's CPU quota leave."""
 
     def __post_init__(self) -> None:
-        _at_least("max-model-len", self.max_model_len, 2)
-        _at_least("num-threads", self.num_threads, 1, MAX_THREADS)
+        at_least("max-model-len", self.max_model_len, 2)
+        at_least("num-threads", self.num_threads, 1, MAX_THREADS)
 
 
 @dataclass(frozen=True)
@@ -70,8 +69,8 @@ class CacheConfig:
     def __post_init__(self) -> None:
         if self.page_size < 1 or self.page_size & (self.page_size - 1):
             raise ConfigError(f"page-size: {self.page_size} is not a power of two")
-        _at_least("page-size", self.page_size, 1, MAX_PAGE_SIZE)
-        _at_least("num-pages", self.num_pages, 1, MAX_PAGES)
+        at_least("page-size", self.page_size, 1, MAX_PAGE_SIZE)
+        at_least("num-pages", self.num_pages, 1, MAX_PAGES)
         if self.kv_memory_gb is not None and not 0 < self.kv_memory_gb <= MAX_KV_GB:
             raise ConfigError(f"kv-memory-gb: {self.kv_memory_gb} must be more than 0 and at most {MAX_KV_GB}")
 
@@ -147,12 +146,12 @@ class SchedulerConfig:
     """Prompt tokens that may wait before new requests are refused with 429; no limit when not given."""
 
     def __post_init__(self) -> None:
-        _at_least("max-running", self.max_running, 1, MAX_SEATS)
-        _at_least("max-step-tokens", self.max_step_tokens, 1)
-        _at_least("long-prefill-cap", self.long_prefill_cap, 0)
-        _at_least("prefill-interval", self.prefill_interval, 1)
-        _at_least("admission-cap", self.admission_cap, 1)
-        _at_least("min-free-seats", self.min_free_seats, 1)
+        at_least("max-running", self.max_running, 1, MAX_SEATS)
+        at_least("max-step-tokens", self.max_step_tokens, 1)
+        at_least("long-prefill-cap", self.long_prefill_cap, 0)
+        at_least("prefill-interval", self.prefill_interval, 1)
+        at_least("admission-cap", self.admission_cap, 1)
+        at_least("min-free-seats", self.min_free_seats, 1)
         if self.min_free_seats > self.max_running:
             raise ConfigError(f"min-free-seats: {self.min_free_seats} is more than max-running, {self.max_running}")
         if self.balance_margin is not None and self.balance_margin >= self.max_running:
@@ -160,17 +159,17 @@ class SchedulerConfig:
                 f"balance-margin: {self.balance_margin} must be less than max-running, {self.max_running}, "
                 "or nobody is ever admitted"
             )
-        _at_least("depth", self.depth, 0, MAX_DEPTH)
-        _at_least("balance-margin", self.balance_margin, 0)
-        _at_least("num-drafts", self.num_drafts, 0)
-        _at_least("trace-steps", self.trace_steps, 0)
-        _at_least("max-bypass", self.max_bypass, 0)
+        at_least("depth", self.depth, 0, MAX_DEPTH)
+        at_least("balance-margin", self.balance_margin, 0)
+        at_least("num-drafts", self.num_drafts, 0)
+        at_least("trace-steps", self.trace_steps, 0)
+        at_least("max-bypass", self.max_bypass, 0)
         if self.order not in ORDERS:
             raise ConfigError(f"order: {self.order!r} is not one of {', '.join(ORDERS)}")
         if not self.ageing_s > 0:
             raise ConfigError(f"ageing-s: {self.ageing_s} must be more than 0")
-        _at_least("max-waiting-reqs", self.max_waiting_reqs, 1)
-        _at_least("max-waiting-tokens", self.max_waiting_tokens, 1)
+        at_least("max-waiting-reqs", self.max_waiting_reqs, 1)
+        at_least("max-waiting-tokens", self.max_waiting_tokens, 1)
         if not 0 <= self.watermark < 1:
             raise ConfigError(f"watermark: {self.watermark} must be at least 0 and less than 1")
 
@@ -210,9 +209,9 @@ class SimExecutorConfig:
                 raise ConfigError(f"{flag}: {value} must be at least 0 and at most {MAX_COST_MS:g}")
         if not -(2**63) <= self.sim_seed < 2**63:
             raise ConfigError(f"sim-seed: {self.sim_seed} must be at least {-(2**63)} and at most {2**63 - 1}")
-        _at_least("sim-vocab-size", self.sim_vocab_size, 1, MAX_VOCAB_SIZE)
-        _at_least("sim-num-pages", self.sim_num_pages, 1, MAX_PAGES)
-        _at_least("sim-max-model-len", self.sim_max_model_len, 2)
+        at_least("sim-vocab-size", self.sim_vocab_size, 1, MAX_VOCAB_SIZE)
+        at_least("sim-num-pages", self.sim_num_pages, 1, MAX_PAGES)
+        at_least("sim-max-model-len", self.sim_max_model_len, 2)
 
 
 @dataclass(frozen=True)
@@ -223,10 +222,3 @@ class EngineConfig:
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     sim: SimExecutorConfig = field(default_factory=SimExecutorConfig)
-
-
-def _at_least(name: str, value: int | None, low: int, high: int = MAX_COUNT) -> None:
-    if value is not None and value < low:
-        raise ConfigError(f"{name}: {value} must be at least {low}")
-    if value is not None and value > high:
-        raise ConfigError(f"{name}: {value} must be at most {high}")
