@@ -13,7 +13,7 @@ from tests.server.raw import load
 from tests.serving import serve
 
 from equipoise import __version__
-from equipoise.cli.settings import KEYS, check_environment, flag_name
+from equipoise.cli.settings import SECTIONS, check_environment, flag_name, keys_of
 from equipoise.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -38,11 +38,16 @@ def test_version() -> None:
         assert (done.returncode, done.stdout, done.stderr) == (0, f"{__version__}\n", "")
 
 
-def test_help_names_every_setting() -> None:
-    done = run("serve", "--help", COLUMNS="200")
+@pytest.mark.parametrize("command", SECTIONS)
+def test_help_names_every_setting(command: str) -> None:
+    done = run(command, "--help", COLUMNS="200")
     assert done.returncode == 0
-    for key in KEYS:
+    for key in keys_of(command).types:
         assert f"--{key}" in done.stdout
+
+
+def test_help_has_the_words_of_the_settings() -> None:
+    done = run("serve", "--help", COLUMNS="200")
     for choices in ("fcfs, priority, shortest-first, longest-first", "auto, hermes, llama3, mistral, pythonic, none"):
         assert f"[{choices}]" in done.stdout
     assert "[debug, info, warning, error]" in done.stdout

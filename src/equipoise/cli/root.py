@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 
-from cyclopts import App, CycloptsError, UnusedCliTokensError
+from cyclopts import App, CycloptsError, UnknownOptionError, UnusedCliTokensError
 
 from equipoise import __version__
 from equipoise.cli import EXIT_FAILED, EXIT_OK, EXIT_WRONG
+from equipoise.cli.gateway import gateway
 from equipoise.cli.help import TwoColumns
 from equipoise.cli.serve import serve
-from equipoise.cli.settings import check_environment, settings_sources
+from equipoise.cli.settings import check_environment, command_of_others, settings_sources
 from equipoise.errors import ConfigError, EquipoiseError
 
 app = App(
@@ -20,12 +21,13 @@ app = App(
     help_format="plaintext",
     help_formatter=TwoColumns(),
     help_epilogue="Every flag may also come from the environment (EQUIPOISE_MAX_RUNNING=64) or from --config FILE "
-    "(TOML: max-running = 64). Flags win over the environment, the environment wins over the file. "
-    "Exit codes: 0 stopped, 1 failed while running, 2 wrong settings or checkpoint.",
+    "(TOML: max-running = 64, YAML: max-running: 64). Flags win over the environment, the environment wins over the "
+    "file. Exit codes: 0 stopped, 1 failed while running, 2 wrong settings or checkpoint.",
     version_flags=["--version"],
     result_action="return_value",
 )
 app.command(serve)
+app.command(gateway)
 
 
 @app.command
@@ -43,7 +45,11 @@ def run(argv: list[str]) -> int:
         result = app(argv, exit_on_error=False, print_error=False)
     except UnusedCliTokensError as error:
         words = " ".join(error.unused_tokens or ())
-        return _complain(f"{words}: not understood, DIR is the only word, every other setting is a flag", EXIT_WRONG)
+        only = "DIR is the only word, every other setting is a flag" if "serve" in argv else "every setting is a flag"
+        return _complain(f"{words}: not understood, {only}", EXIT_WRONG)
+    except UnknownOptionError as error:
+        message = command_of_others(error.token.keyword or error.token.value, argv) or " ".join(str(error).split())
+        return _complain(message, EXIT_WRONG)
     except CycloptsError as error:
         return _complain(" ".join(str(error).split()), EXIT_WRONG)
     except ConfigError as error:

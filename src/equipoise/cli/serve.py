@@ -6,11 +6,16 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
 
-from cyclopts import Parameter
-
-from equipoise.cli.settings import CacheFlags, ModelFlags, ModelWord, SchedulerFlags, ServerFlags, SimFlags
+from equipoise.cli.settings import (
+    CacheFlags,
+    ConfigFile,
+    ModelFlags,
+    ModelWord,
+    SchedulerFlags,
+    ServerFlags,
+    SimFlags,
+)
 from equipoise.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, ServerConfig, SimExecutorConfig
 
 
@@ -18,9 +23,7 @@ def serve(
     word: ModelWord = None,
     /,
     *,
-    config: Annotated[
-        Path | None, Parameter(help="TOML file with settings; flags and environment win over it.")
-    ] = None,
+    config: ConfigFile = None,
     model: ModelFlags = ModelConfig(),  # noqa: B008
     cache: CacheFlags = CacheConfig(),  # noqa: B008
     scheduler: SchedulerFlags = SchedulerConfig(),  # noqa: B008

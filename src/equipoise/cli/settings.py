@@ -1,6 +1,7 @@
 """Settings from three places, folded into the dataclasses of `equipoise.config`: flags, environment, file.
 
-A key is a field's name with - or _; flags leave out the `_s` of seconds (--shutdown-timeout).
+A key is a field's name with - or _; flags leave out the `_s` of seconds (--shutdown-timeout). Each command has keys of
+its own. Flags and a file are meant for one command; the environment is common to all, a key that two of them have too.
 """
 
 from __future__ import annotations
@@ -8,20 +9,33 @@ from __future__ import annotations
 import difflib
 import os
 import re
-import tomllib
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import msgspec
 from cyclopts import ArgumentCollection, Group, Parameter
 from cyclopts.config import Dict, Env
 
 from equipoise.config import CacheConfig, ModelConfig, SchedulerConfig, ServerConfig, SimExecutorConfig
+from equipoise.config.files import read_table
+from equipoise.config.gateway import (
+    FrontConfig,
+    HealthConfig,
+    LimitsConfig,
+    QueueConfig,
+    RoutingConfig,
+    WorkersConfig,
+)
 from equipoise.errors import ConfigError
 
 PREFIX = "EQUIPOISE_"
-SECTIONS = (ModelConfig, CacheConfig, SchedulerConfig, SimExecutorConfig, ServerConfig)
+SECTIONS: dict[str, tuple[type, ...]] = {
+    "serve": (ModelConfig, CacheConfig, SchedulerConfig, SimExecutorConfig, ServerConfig),
+    "gateway": (WorkersConfig, RoutingConfig, HealthConfig, LimitsConfig, QueueConfig, FrontConfig),
+}
+"""The parts of each command's settings."""
 
 
 def flag_name(field: str) -> str:
@@ -29,14 +43,21 @@ def flag_name(field: str) -> str:
     return field.removesuffix("_s").replace("_", "-")
 
 
-TYPES: dict[str, Any] = {
-    flag_name(name): hint for section in SECTIONS for name, hint in get_type_hints(section).items()
-}
-KEYS = frozenset(TYPES)
-CHOICES: dict[str, tuple[str, ...]] = {
-    key: get_args(hint) for key, hint in TYPES.items() if get_origin(hint) is Literal
-}
-WHOLE_KEYS = frozenset(key for key, hint in TYPES.items() if hint in (int, int | None))
+class Keys(NamedTuple):
+    """The keys of a command: all with their types, those with a list of choices, those that take whole numbers."""
+
+    types: dict[str, Any]
+    choices: dict[str, tuple[str, ...]]
+    whole: frozenset[str]
+
+
+@cache
+def keys_of(command: str) -> Keys:
+    """The keys of `command`, one of SECTIONS."""
+    types = {flag_name(name): hint for section in SECTIONS[command] for name, hint in get_type_hints(section).items()}
+    choices = {key: get_args(hint) for key, hint in types.items() if get_origin(hint) is Literal}
+    return Keys(types, choices, frozenset(key for key, hint in types.items() if hint in (int, int | None)))
+
 
 SWITCH_WORDS = frozenset({"true", "false", "yes", "no", "on", "off"})
 _FRACTION = re.compile(r"[+-]?\d*\.\d*|[+-]?\d[\d.]*[eE].*")
@@ -71,35 +92,64 @@ SchedulerFlags = Annotated[SchedulerConfig, _section("Scheduler")]
 SimFlags = Annotated[SimExecutorConfig, _section("Simulated executor")]
 ServerFlags = Annotated[ServerConfig, _section("Server")]
 
+WorkersFlags = Annotated[WorkersConfig, _section("Workers")]
+RoutingFlags = Annotated[RoutingConfig, _section("Routing")]
+HealthFlags = Annotated[HealthConfig, _section("Health of workers")]
+LimitsFlags = Annotated[LimitsConfig, _section("Time limits and tries")]
+QueueFlags = Annotated[QueueConfig, _section("Queue")]
+FrontFlags = Annotated[FrontConfig, _section("Gateway")]
+
+ConfigFile = Annotated[
+    Path | None, Parameter(help="TOML or YAML file with settings; flags and environment win over it.")
+]
+
 
 def settings_sources(argv: list[str]) -> tuple[Callable[..., Any], ...]:
     """Where cyclopts looks for what the flags leave open, first come first served.
 
-    Raises ConfigError when the file that `--config` names cannot be read or has unknown keys."""
-    _check_whole_numbers(argv)
-    path = _config_path(argv)
+    Raises ConfigError when the file that `--config` names cannot be read or has keys that the command lacks."""
+    command = next((word for word in argv if word in SECTIONS), None)
     environment = Env(PREFIX, command=False, show=False)
+    if command is None:
+        return (environment,)
+    _check_whole_numbers(argv, keys_of(command).whole)
+    path = _config_path(argv)
     if path is None:
         return (environment,)
-    file = Dict(_read(path), allow_unknown=False, use_commands_as_keys=False, source=str(path))
+    file = Dict(_read(path, command), allow_unknown=False, use_commands_as_keys=False, source=str(path))
     return (environment, file)
 
 
 def check_environment() -> None:
     """Raise ConfigError on an EQUIPOISE_ variable that is no setting: a typo must not pass for one."""
-    known = {PREFIX + key.replace("-", "_").upper() for key in KEYS} | {f"{PREFIX}CONFIG"}
+    keys = [key for command in SECTIONS for key in keys_of(command).types]
+    known = {PREFIX + key.replace("-", "_").upper() for key in keys} | {f"{PREFIX}CONFIG"}
     for name in os.environ:
         if name.startswith(PREFIX) and name not in known:
             raise ConfigError(f"environment: {name} is not a setting{_nearest(name, known)}")
 
 
-def _check_whole_numbers(argv: list[str]) -> None:
+def command_of_others(flag: str, argv: list[str]) -> str | None:
+    """What to tell about `flag`, "--max-running", that the command of `argv` lacks; None when no command has it."""
+    command = next((word for word in argv if word in SECTIONS), None)
+    key = flag.removeprefix("--")
+    return _belongs(key, command) or _belongs(key.removeprefix("no-"), command) if command else None
+
+
+def _belongs(key: str, command: str) -> str | None:
+    for other in SECTIONS:
+        if other != command and key in keys_of(other).types:
+            return f"{key} is a setting of `equipoise {other}`, `equipoise {command}` has none of that name"
+    return None
+
+
+def _check_whole_numbers(argv: list[str], whole: frozenset[str]) -> None:
     """cyclopts rounds 3.5 to a whole number in silence. Raises ConfigError where one is asked for."""
-    given = {f"{PREFIX}{key.replace('-', '_').upper()}": key for key in WHOLE_KEYS}
+    given = {f"{PREFIX}{key.replace('-', '_').upper()}": key for key in whole}
     pairs = [(name, value) for name, value in os.environ.items() if name in given]
     for index, word in enumerate(argv):
         flag, separator, value = word.partition("=")
-        if flag.removeprefix("--") in WHOLE_KEYS:
+        if flag.removeprefix("--") in whole:
             pairs.append((flag, value if separator else "".join(argv[index + 1 : index + 2])))
     for name, value in pairs:
         if _FRACTION.fullmatch(value):
@@ -116,29 +166,28 @@ def _config_path(argv: list[str]) -> Path | None:
     return Path(from_environment) if from_environment else None
 
 
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        with path.open("rb") as file:
-            given = tomllib.load(file)
-    except OSError as error:
-        raise ConfigError(f"config: {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"config: {path} is not valid TOML: {error}") from None
+def _read(path: Path, command: str) -> dict[str, Any]:
+    types, choices, _ = keys_of(command)
     settings: dict[str, Any] = {}
-    for name, value in given.items():
+    for name, value in read_table(path, "config").items():
         key = flag_name(name.replace("-", "_"))
-        if key not in KEYS and isinstance(value, dict):
-            raise ConfigError(
-                f"config: {path}: {name} is not a setting, and the file has no tables: leave [{name}] out"
-            )
-        if key not in KEYS:
-            raise ConfigError(f"config: {path}: {name} is not a setting{_nearest(name, set(KEYS))}")
+        if key not in types:
+            raise ConfigError(f"config: {path}: {_unknown(name, key, value, command)}")
         try:
-            settings[key] = msgspec.convert(value, TYPES[key])
+            settings[key] = msgspec.convert(value, types[key])
         except msgspec.ValidationError as error:
-            choices = f", it must be one of {', '.join(CHOICES[key])}" if key in CHOICES else ""
-            raise ConfigError(f"config: {path}: {key}: {str(error).replace('`', '')}{choices}") from None
+            allowed = f", it must be one of {', '.join(choices[key])}" if key in choices else ""
+            raise ConfigError(f"config: {path}: {key}: {str(error).replace('`', '')}{allowed}") from None
     return settings
+
+
+def _unknown(name: str, key: str, value: object, command: str) -> str:
+    elsewhere = _belongs(key, command)
+    if elsewhere is not None:
+        return elsewhere
+    if isinstance(value, dict):
+        return f"{name} is not a setting, and the file has no tables: leave [{name}] out"
+    return f"{name} is not a setting{_nearest(name, set(keys_of(command).types))}"
 
 
 def _nearest(name: str, known: set[str]) -> str:

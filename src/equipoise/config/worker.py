@@ -60,7 +60,7 @@ def worker_url(text: str) -> str:
     if parts.scheme != "http":
         raise ConfigError(f"worker: {text!r}: only http:// is spoken to workers, not {parts.scheme}://")
     extra = parts.path.strip("/") or parts.query or parts.fragment or parts.username or parts.password
-    if not host or extra or not given.isascii() or not given.isprintable() or " " in given:
+    if not host or port == 0 or extra or not given.isascii() or not given.isprintable() or " " in given:
         raise ConfigError(f"worker: {text!r} is not a URL like http://host:port")
     name = f"[{host}]" if ":" in host else host
     return f"http://{name}:{DEFAULT_PORT if port is None else port}"
