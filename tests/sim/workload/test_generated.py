@@ -151,6 +151,7 @@ def test_a_mix_has_the_clients_rates_and_lengths(tmp_path: Path) -> None:
     clients = [
         {"id": 1, "windows_start_rate_cv_params": windows, "hist": shares},
         {"id": 2, "windows_start_rate_cv_params": quiet, "hist": {**shares, "input_tokens": {"900": 1.0}}},
+        {"id": 3, "windows_start_rate_cv_params": [[600.0, 0.0, 0.0, None, 0.0]], "hist": {"input_tokens": {}}},
     ]
     path = tmp_path / "mix.json.gz"
     path.write_bytes(gzip.compress(json.dumps({"category": "x", "clients": clients}).encode()))

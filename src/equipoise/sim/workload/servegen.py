@@ -58,6 +58,7 @@ def mix(data: MixData, seed: int, scale: float = 1.0) -> Iterator[SimRequest]:
     streams = [
         _client(client, np.random.default_rng((seed, number)), scale, origin)
         for number, client in enumerate(data.clients)
+        if any(_rate(window) > 0 for window in client.windows)  # those that rest have no histograms
     ]
     return heapq.merge(*streams, key=lambda request: request.arrival_s)
 
@@ -66,10 +67,14 @@ def _start(window: list[float | None]) -> float:
     return float(window[0] or 0.0)
 
 
+def _rate(window: list[float | None]) -> float:
+    return float(window[1] or 0.0)
+
+
 def _client(client: ClientData, rng: np.random.Generator, scale: float, origin: float) -> Iterator[SimRequest]:
     lengths = pairs(_histogram(client, "input_tokens"), _histogram(client, "output_tokens"), rng)
     for window in client.windows:
-        start_s, rate, cv = _start(window) - origin, float(window[1] or 0.0) * scale, float(window[2] or 0.0)
+        start_s, rate, cv = _start(window) - origin, _rate(window) * scale, float(window[2] or 0.0)
         if rate <= 0:
             continue
         for arrival_s in gamma(rate, cv, rng, start_s):
