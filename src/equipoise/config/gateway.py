@@ -10,6 +10,7 @@ from equipoise.config.worker import WORKER_KINDS, WorkerKind, WorkerSpec, prefil
 from equipoise.errors import ConfigError
 
 MAX_RETRIES = 100
+MAX_FAILURES = 100_000
 _TOKEN_CHARS = frozenset("!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyz")
 
 
@@ -118,24 +119,33 @@ class HealthConfig:
     """Passed health checks in a row that bring it back."""
 
     breaker_failures: int = 10
-    """Failed requests within `breaker_window` that open a worker's breaker, 0 for no breaker; 4xx do not count."""
+    """Failed requests within `breaker_window` that open a worker's breaker; 4xx do not count."""
 
-    breaker_window_s: float = 30.0
+    breaker_window_s: float = 120.0
     """Seconds within which failures count."""
 
-    breaker_open_s: float = 15.0
-    """Seconds that an open breaker waits before it lets a request try."""
+    breaker_failure_share: float = 0.1
+    """Share of the requests since the first of those failures (0 to 1) that must have failed too."""
 
-    breaker_successes: int = 2
-    """Requests that must succeed to close it again."""
+    breaker_open_s: float = 5.0
+    """Seconds that an open breaker waits before requests try again; doubled, to a minute, each time that fails."""
 
-    outlier_factor: float = 0.0
-    """Take out a worker that is this many times slower to first tokens, or fails more, than the median; 0 for never."""
+    breaker_successes: int = 3
+    """Requests that must then succeed to close it."""
 
-    outlier_eject_s: float = 30.0
+    outlier_interval_s: float = 10.0
+    """Seconds between two comparisons of workers with their peers, which leave out outliers; 0 for none."""
+
+    outlier_ttft_ratio: float = 5.0
+    """An outlier's mean time to the first token is this many times its peers' median, and a second more."""
+
+    outlier_failure_excess: float = 0.3
+    """Or its share of failed requests (0 to 1) is above its peers' median by this much."""
+
+    outlier_eject_s: float = 15.0
     """Seconds that an outlier stays out, longer each time."""
 
-    max_ejected_share: float = 0.3
+    max_ejected_share: float = 0.34
     """Share of the workers (0 to 1) that may be out as outliers at once."""
 
     slow_start_s: float = 10.0
@@ -149,12 +159,14 @@ class HealthConfig:
         seconds("health-check-timeout", self.health_check_timeout_s)
         at_least("unhealthy-after", self.unhealthy_after, 1)
         at_least("healthy-after", self.healthy_after, 1)
-        at_least("breaker-failures", self.breaker_failures, 0)
+        at_least("breaker-failures", self.breaker_failures, 1, MAX_FAILURES)
         seconds("breaker-window", self.breaker_window_s)
         seconds("breaker-open", self.breaker_open_s)
         at_least("breaker-successes", self.breaker_successes, 1)
-        if self.outlier_factor != 0:
-            within("outlier-factor", self.outlier_factor, 1, 1e6)
+        within("breaker-failure-share", self.breaker_failure_share, 0, 1)
+        seconds("outlier-interval", self.outlier_interval_s, may_be_zero=True)
+        within("outlier-ttft-ratio", self.outlier_ttft_ratio, 1, 1e6)
+        within("outlier-failure-excess", self.outlier_failure_excess, 0, 1)
         seconds("outlier-eject", self.outlier_eject_s)
         within("max-ejected-share", self.max_ejected_share, 0, 1)
         seconds("slow-start", self.slow_start_s, may_be_zero=True)
