@@ -11,17 +11,12 @@ from typing import TYPE_CHECKING, Protocol
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
+from equipoise.obs.page import E2E_S, GAP_S, TOKENS, TTFT_S
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from prometheus_client.metrics_core import Metric
-
-CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
-
-TTFT_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120)
-GAP_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2, 5)
-E2E_S = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 600)
-TOKENS = (1, 8, 32, 128, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 
 
 class Load(Protocol):

@@ -14,7 +14,7 @@ import numpy as np
 from equipoise import __version__
 from equipoise.dashboard import dashboard_path
 from equipoise.errors import InvalidValueError, NotFoundError, UnavailableError
-from equipoise.obs.metrics import CONTENT_TYPE
+from equipoise.obs.page import CONTENT_TYPE
 from equipoise.request import SamplingParams
 from equipoise.server.chats import INLINE_CHARS, chat_prompt
 from equipoise.server.http import decode, read_body, reply, reply_json
