@@ -11,11 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib import import_module
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
 from equipoise.errors import ConfigError
+from equipoise.plugins import find_factory
 
 if TYPE_CHECKING:
     from equipoise.config import SchedulerConfig
@@ -62,25 +61,7 @@ ExtensionFactory = Callable[["SchedulerConfig", "ExecutorInfo"], Extension]
 
 def load_extension(name: str, config: SchedulerConfig, info: ExecutorInfo) -> Extension:
     """The extension called `name`: "module:function", or an entry point. Raises ConfigError in one line."""
-    extension = find_factory(name)(config, info)
+    extension = find_factory("rule", name, ENTRY_POINTS)(config, info)
     if not isinstance(extension, Extension):
         raise ConfigError(f"rule: {name} returned {type(extension).__name__}, it must return an Extension")
     return extension
-
-
-def find_factory(name: str) -> ExtensionFactory:
-    """The function that `name` means, not called yet. Raises ConfigError in one line."""
-    try:
-        if ":" in name:
-            module, _, attribute = name.partition(":")
-            factory = getattr(import_module(module), attribute)
-        else:
-            factory = entry_points(group=ENTRY_POINTS)[name].load()
-    except KeyError:
-        known = ", ".join(sorted(entry_points(group=ENTRY_POINTS).names)) or "none"
-        raise ConfigError(f"rule: {name!r} is neither module:function nor an installed rule ({known})") from None
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"rule: {name!r} cannot be loaded: {error}") from None
-    if not callable(factory):
-        raise ConfigError(f"rule: {name!r} is not a function")
-    return factory  # type: ignore[no-any-return]
