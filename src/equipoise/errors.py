@@ -10,6 +10,7 @@ EquipoiseError
 │   ├── QueueFullError         429: comes with seconds to wait
 │   ├── RequestTimeoutError    408: its deadline passed
 │   └── UnavailableError       503: paused, shutting down, or the rank died
+│       └── NoWorkerError      503: no worker takes the request now; comes with seconds to wait
 └── InvariantError         a bug in Equipoise: the engine loop ends loudly
     └── PageError          pages counted wrongly
 """
@@ -91,6 +92,16 @@ class UnavailableError(RequestError):
     status = 503
     kind = "service_unavailable_error"
     code = "unavailable"
+
+
+class NoWorkerError(UnavailableError):
+    """No worker can take the request now; `retry_after_s` is a whole number of seconds to wait."""
+
+    code = "no_worker"
+
+    def __init__(self, message: str, retry_after_s: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class InvariantError(EquipoiseError):
