@@ -148,7 +148,6 @@ class Request:
     __slots__ = (
         "arrival_s",
         "cache_salt",
-        "charge",
         "deadline_s",
         "encoder_items",
         "finish_reason",
@@ -161,7 +160,6 @@ class Request:
         "num_inflight",
         "num_loaded",
         "num_preemptions",
-        "num_promised",
         "num_published",
         "output_ids",
         "page_keys",
@@ -225,11 +223,9 @@ class Request:
         self.num_published = 0
         self.num_loaded = 0
         self.may_load = self.uses_prefix_cache
-        self.num_promised = 0
         self.seat: int | None = None
         self.place = "new"
         self.parked_for: tuple[str, str] | None = None
-        self.charge = 0
         self.finish_reason: FinishReason | None = None
 
     def extend_prompt(self, tokens: Tokens, max_model_len: int) -> None:

@@ -792,11 +792,20 @@ class Driver:
             assert holding == {r.handle for r in self.scheduler.requests() if r.seat is not None} & self.needing
 
     def _check_ledger(self):
-        waiting, load = self._waiting(), self.scheduler.load()
-        assert load.num_waiting_tokens == sum(request.charge for request in waiting)
+        """The load as the driver knows it. What a request waits with is what it had when it began to."""
+        waiting, load, columns = self._waiting(), self.scheduler.load(), self.scheduler.columns
+        seated = [request for request in self.scheduler.requests() if request.seat is not None]
+        prefilling = [request for request in seated if request.place == "prefilling"]
         assert load.num_waiting == len(waiting)
-        assert all(0 < request.charge <= self._num_known(request) for request in waiting)
-        assert all(request.charge == 0 for request in self.scheduler.requests() if request not in waiting)
+        assert len(waiting) <= load.num_waiting_tokens <= sum(map(self._num_known, waiting))
+        assert 0 <= load.num_waiting_cached_tokens <= load.num_waiting_tokens
+        uncomputed = sum(self._num_known(request) - int(columns.computed[request.seat]) for request in prefilling)
+        assert load.num_prefilling_tokens == uncomputed
+        expected = sum(request.stop_len - self._num_known(request) for request in seated)
+        assert load.num_expected_output_tokens == expected
+        rows = [len(plan.decode_seats) + len(plan.prefills) for plan, _ in self.outstanding]
+        assert load.num_inflight_rows == sum(rows)
+        assert load.num_reserved_tokens == 0 or self.settings.has_remote
 
     def _check_columns(self):
         columns, size = self.scheduler.columns, self.settings.page_size
@@ -825,6 +834,8 @@ class Driver:
         assert scheduler.kv.num_free == scheduler.kv.num_pages
         load = scheduler.load()
         assert (load.num_running, load.num_waiting, load.num_waiting_tokens) == (0, 0, 0)
+        assert (load.num_prefilling_tokens, load.num_expected_output_tokens, load.num_inflight_rows) == (0, 0, 0)
+        assert (load.num_waiting_cached_tokens, load.num_reserved_tokens) == (0, 0)
         assert not scheduler.has_work
         for fate in self.fates.values():
             self._check_tokens(fate)

@@ -58,7 +58,6 @@ class Places:
         self.loading: dict[int, Request] = {}
         self.loaded: dict[int, Request] = {}
         self.quarantine: dict[int, Request] = {}
-        self.num_promised = 0
         self.many_stops: dict[int, frozenset[int]] = {}
         self._kv = kv
         self._order = order
@@ -95,6 +94,24 @@ class Places:
         yield from self.drafting.values()
         yield from self.prefilling
 
+    def check_ledger(self) -> None:
+        """Raise InvariantError unless the ledger equals a rescan: of what was charged, and where a quantity lives in
+        the columns, of what they say now."""
+        columns, requests = self.columns, self.requests.values()
+
+        def num_left(request: Request) -> int:
+            return int(columns.stop_len[request.seat] - columns.known[request.seat])
+
+        sums, counted = self.ledger.sums(), self.ledger.rescan(requests, num_left)
+        if sums != counted:
+            raise InvariantError(f"the ledger says {sums}, a rescan says {counted}")
+        num_uncomputed = sum(request.num_known - request.num_computed for request in self.prefilling)
+        if num_uncomputed != self.ledger.num_prefilling_tokens:
+            raise InvariantError(
+                f"the ledger says {self.ledger.num_prefilling_tokens} tokens are to be prefilled, "
+                f"the requests say {num_uncomputed}"
+            )
+
     # ---------------------------------------------------------------- moves
 
     def wait(self, request: Request) -> None:
@@ -126,9 +143,8 @@ class Places:
         to it, so that those who wait with pages cannot lock each other out."""
         self.waiting.remove(request)
         self.loading[request.handle] = request
-        request.num_promised = -(-request.num_known // self._kv.page_size) - len(request.pages)
-        self.num_promised += request.num_promised
         self.ledger.move(request, "loading")
+        self.ledger.reserve(request, -(-request.num_known // self._kv.page_size) - len(request.pages))
 
     def arrive(self, request: Request, num_loaded: int) -> None:
         """Loading -> waiting, with `num_loaded` tokens in its pages."""
@@ -139,19 +155,20 @@ class Places:
         else:
             self.unload(request)
         self.wait(request)
+        self.ledger.recognise(request, num_loaded)
 
     def unload(self, request: Request) -> None:
         """Take the pages of a request without a seat: what was loaded, or was to be, is computed now."""
         request.may_load = False
         self.loaded.pop(request.handle, None)
-        self._keep_promise(request)
+        self.ledger.reserve(request, 0)
+        self.ledger.recognise(request, 0)
         self._kv.release(request)
 
     def seat(self, request: Request) -> int:
         """Waiting -> prefilling, with pages; returns the seat."""
         self.waiting.remove(request)
         self.loaded.pop(request.handle, None)
-        self._keep_promise(request)
         seat = self._free_seats.pop()
         self.columns.seat(request, seat)
         self._by_seat[seat] = request
@@ -209,17 +226,12 @@ class Places:
             self._leave_park(request)
         if self.loading.pop(request.handle, None):
             # The store may still write into its pages: nobody gets them until it says that it is done.
-            self._keep_promise(request)
             self.quarantine[request.handle] = request
         elif request.pages:
             self.unload(request)
         self.ledger.move(request, "ended")
         request.finish_reason = reason
         del self.requests[request.handle]
-
-    def _keep_promise(self, request: Request) -> None:
-        self.num_promised -= request.num_promised
-        request.num_promised = 0
 
     def _park(self, request: Request, place: str, key: ParkKey) -> None:
         self.ledger.move(request, place)
@@ -251,7 +263,9 @@ class Places:
                 del self.verifying[request.handle]
             case _:
                 del self.draining[request.handle]
-        request.num_inflight = int(self.columns.length[seat] - self.columns.known[seat])
+        known = int(self.columns.known[seat])
+        request.num_inflight = int(self.columns.length[seat]) - known
+        self.ledger.settle(request, int(self.columns.stop_len[seat]) - known)
         self.columns.unseat(request, seat)
         self._by_seat[seat] = None
         self._free_seats.append(seat)

@@ -105,6 +105,11 @@ class StepPlan:
         return self.num_tokens == 0
 
     @property
+    def num_rows(self) -> int:
+        """Requests that run in the step."""
+        return len(self.decode_seats) + len(self.prefills)
+
+    @property
     def num_prefill_tokens(self) -> int:
         """Tokens of the prefill rows."""
         return self.num_tokens - len(self.decode_seats)

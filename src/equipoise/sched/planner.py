@@ -205,6 +205,7 @@ class Planner:
         if not self._places.num_free_seats:
             return NO_SEAT
         match = self._kv.match(request)
+        self._places.ledger.recognise(request, match.num_tokens)
         if self._remote is not None and (outcome := self._load(plan, self._remote, request, match)):
             return outcome
         request.num_computed = match.num_tokens
@@ -231,7 +232,7 @@ class Planner:
         upto = min(remote.num_tokens(request), request.num_prompt, request.num_known - 1) // page_size * page_size
         if request.pages or not request.may_load or upto <= match.num_tokens:
             return ""
-        reserve = -(-request.num_known // page_size) - len(match.pages) + self._places.num_promised
+        reserve = -(-request.num_known // page_size) - len(match.pages) + self._places.ledger.num_reserved_pages
         reserve += self._watermark_pages if self._places.num_running else 0
         if not self._kv.admit(request, match, upto, reserve):
             return self._lack_pages(plan, request)
@@ -260,7 +261,7 @@ class Planner:
         """Pages that must be free at the admission: those of its first chunk, or of all it will compute."""
         tokens = request.num_known if self._reserve_full_prompt else upto
         pages = -(-tokens // self._kv.page_size) - num_matched - len(request.pages)
-        pages += self._places.num_promised - request.num_promised
+        pages += self._places.ledger.num_reserved_pages - self._places.ledger.reserved(request)
         # With nobody running there is nobody to leave pages for.
         return pages + (self._watermark_pages if self._places.num_running else 0)
 

@@ -63,6 +63,7 @@ class Reconciler:
         columns.tokens[seats, at] = tokens
         known = at + ONE
         columns.known[seats] = known
+        self._places.ledger.deliver(len(rows))
         self._publish_decodes(plan)
         finished = self._end_stopped(seats, tokens, known)
         finished += [request for row in late if (request := self._ended_late(plan, row))]
@@ -133,6 +134,7 @@ class Reconciler:
         known = int(columns.known[seat]) + num_kept
         columns.tokens[seat, known - num_kept : known] = drawn[:num_kept]
         columns.known[seat] = columns.length[seat] = known
+        self._places.ledger.deliver(num_kept)
         columns.computed[seat] = request.num_computed = known - 1
         self._kv.publish(request, columns.tokens[seat], known - 1)
         stopped = drawn[num_kept - 1] in request.stop_ids

@@ -8,6 +8,7 @@ request is and how it moves: `places`. Which features there are: `rules` and `as
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -85,7 +86,7 @@ class Scheduler:
         self._reconciler = Reconciler(self._places, kv, self.totals)
         self._hold = Hold("", clock.now())
         self._step = 0
-        self._num_outstanding = 0
+        self._outstanding: deque[StepPlan] = deque()
 
     # ---------------------------------------------------------------- requests come and go
 
@@ -227,6 +228,13 @@ class Scheduler:
             num_running=self._places.num_running,
             num_waiting=ledger.num_waiting_reqs,
             num_waiting_tokens=ledger.num_waiting_tokens,
+            num_waiting_cached_tokens=ledger.num_waiting_cached_tokens,
+            num_prefilling_tokens=ledger.num_prefilling_tokens,
+            num_inflight_rows=ledger.num_inflight_rows,
+            num_expected_output_tokens=ledger.num_expected_output_tokens,
+            num_reserved_tokens=ledger.num_reserved_pages * kv.page_size,
+            num_sent_reqs=ledger.num_sent_reqs,
+            num_sent_tokens=ledger.num_sent_tokens,
             num_used_tokens=(kv.num_pages - kv.num_free) * kv.page_size,
             num_total_tokens=kv.num_pages * kv.page_size,
             max_running=self.max_running,
@@ -248,10 +256,10 @@ class Scheduler:
         """Raise InvariantError unless pages, seats and ledger agree with a rescan. Slow: for tests and idle times."""
         self.kv.check()
         places = self._places
-        counted = places.ledger.rescan(places.requests.values())
-        kept = (places.ledger.num_waiting_reqs, places.ledger.num_waiting_tokens)
-        if counted != kept:
-            raise InvariantError(f"the ledger says {kept} requests and tokens wait, a rescan says {counted}")
+        places.check_ledger()
+        num_rows = sum(plan.num_rows for plan in self._outstanding)
+        if num_rows != places.ledger.num_inflight_rows:
+            raise InvariantError(f"the ledger says {places.ledger.num_inflight_rows} rows in flight, it is {num_rows}")
         seated = sum(request.seat is not None for request in places.requests.values())
         if seated != places.num_running:
             raise InvariantError(f"{seated} requests hold a seat, {places.num_running} seats are held")
@@ -264,7 +272,7 @@ class Scheduler:
         `ranks`: the state of every rank of a lockstep group, this one included; None when alone.
         A plan that is empty must not be submitted nor applied."""
         view = self._view(ranks)
-        plan = self._planner.plan(view, self._num_outstanding, may_admit=not self._pause)
+        plan = self._planner.plan(view, len(self._outstanding), may_admit=not self._pause)
         if self._planner.held_by != self._hold.rule:
             self._hold = Hold(self._planner.held_by, view.now_s)
         self._commit(plan)
@@ -305,13 +313,16 @@ class Scheduler:
         if np.count_nonzero(certain):
             self._places.drain(plain[certain])
         self._step += 1
-        self._num_outstanding += 1
+        self._outstanding.append(plan)
+        self._places.ledger.launch(plan.num_rows)
         self.totals.steps += 1
 
     def _commit_chunks(self, plan: StepPlan) -> None:
         """The chunks count as computed; rows to verify go last, and so do the rows that they sample."""
         plain: list[PrefillRow] = []
         verifies: list[PrefillRow] = []
+        for row in plan.prefills:
+            self._places.ledger.compute(row.request, row.n)
         for row in [*plan.prefills, *plan.verifies]:
             row.request.num_computed = row.start + row.n
             self.columns.computed[row.seat] = row.request.num_computed
@@ -332,8 +343,11 @@ class Scheduler:
     def apply(self, plan: StepPlan, output: StepOutput) -> StepResult:
         """Reconcile with what a step drew. Plans are applied in the order in which they were scheduled.
 
-        Rows of requests that have ended since are dropped; a preempted request still gets its token."""
-        self._num_outstanding -= 1
+        Rows of requests that have ended since are dropped; a preempted request still gets its token. Raises
+        InvariantError for any other plan than the oldest outstanding one."""
+        if not self._outstanding or self._outstanding[0] is not plan:
+            raise InvariantError(f"step {plan.step} is not the oldest of {len(self._outstanding)} outstanding steps")
+        self._places.ledger.land(self._outstanding.popleft().num_rows)
         return self._reconciler.apply(plan, output)
 
     # ---------------------------------------------------------------- small things
