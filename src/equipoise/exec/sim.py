@@ -17,6 +17,7 @@ import numpy as np
 
 from equipoise.clock import VirtualClock
 from equipoise.errors import ConfigError, InvalidValueError
+from equipoise.exec.cost import load_of, step_s
 from equipoise.exec.protocol import ExecutorInfo, StepOutput, TokenLogprobs
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     from equipoise.clock import Clock
     from equipoise.config.engine import EngineConfig
-    from equipoise.exec.cost import LinearCost
+    from equipoise.exec.cost import CostModel
     from equipoise.request import Request
     from equipoise.sched.columns import Columns
     from equipoise.sched.plan import StepPlan
@@ -63,7 +64,7 @@ class SimExecutor:
     def __init__(
         self,
         info: ExecutorInfo,
-        cost: LinearCost,
+        cost: CostModel,
         clock: Clock,
         *,
         seed: int = 0,
@@ -108,7 +109,7 @@ class SimExecutor:
         output = StepOutput(tokens=tokens)
         if self._with_logprobs:
             self._add_logprobs(plan, output)
-        self._free_at = max(self._clock.now(), self._free_at) + self._cost(plan)
+        self._free_at = max(self._clock.now(), self._free_at) + step_s(self._cost, load_of(plan))
         return SimStep(output, self._clock, self._free_at)
 
     def forget(self, request: Request) -> None:
