@@ -74,7 +74,8 @@ class RankAccount:
     pending: charges that no report includes yet. num_pending: how many.
     gone: tokens that the last report includes but whose requests have ended since.
     active, num_active: all charges that have not ended.
-    has_feed: reports come in, so they count. tokens: the load, kept up to date.
+    has_feed: reports come in, so they count. tokens: the load, kept up to date. num_queued: requests that wait, as
+    reported, and those that no report includes; without a feed all.
     is_live: neither dead nor stale, so it may be chosen."""
 
     __slots__ = (
@@ -91,6 +92,7 @@ class RankAccount:
         "max_total_tokens",
         "num_active",
         "num_pending",
+        "num_queued",
         "num_running",
         "num_waiting",
         "peak_throughput",
@@ -119,6 +121,7 @@ class RankAccount:
         self.num_active = 0
         self.has_feed = False
         self.tokens = 0
+        self.num_queued = 0
         self.is_live = True
         self._is_dead = False
         self._is_stale = False
@@ -189,6 +192,7 @@ class RankAccount:
         self.num_waiting = report.num_waiting
         self.gen_throughput = report.gen_throughput
         self.peak_throughput = max(report.gen_throughput or 0.0, PEAK_KEPT * self.peak_throughput)
+        self.worker.forget_throughput()
         self.has_feed = True
         self._reconcile(report.taken_at)
         self._refresh()
@@ -229,12 +233,15 @@ class RankAccount:
         tokens = self.reported + self.pending - self.gone if self.has_feed else self.active
         if tokens < 0:
             tokens = 0
-        change = tokens - self.tokens
-        self.tokens = tokens
+        num_queued = self.num_waiting + self.num_pending if self.has_feed else self.num_active
+        worker = self.worker
         if self.is_live:
-            self.worker.tokens += change
-        else:
-            self.worker.recount()
+            worker.tokens += tokens - self.tokens
+            worker.num_queued += num_queued - self.num_queued
+        self.tokens = tokens
+        self.num_queued = num_queued
+        if not self.is_live:
+            worker.recount()
 
     def _set_live(self) -> None:
         self.is_live = not (self._is_dead or self._is_stale)
@@ -245,10 +252,23 @@ class WorkerLoad:
     """A worker as policies see it.
 
     weight: its share of a full worker's load, in (0, 1]: below 1 while it starts slowly. num_active: requests there.
-    feed_ok: load reports come in. tokens, capacity, num_live: sums over live ranks (over all when none is live), kept
-    up to date; capacity is None where a rank does not say. turn: where the rank policy's rotation stands."""
+    feed_ok: load reports come in. turn: where the rank policy's rotation stands.
+    tokens, num_queued, capacity, num_live: sums over live ranks (over all when none is live), kept up to date;
+    capacity is None where a rank does not say."""
 
-    __slots__ = ("capacity", "feed_ok", "name", "num_active", "num_live", "ranks", "tokens", "turn", "weight")
+    __slots__ = (
+        "_throughput",
+        "capacity",
+        "feed_ok",
+        "name",
+        "num_active",
+        "num_live",
+        "num_queued",
+        "ranks",
+        "tokens",
+        "turn",
+        "weight",
+    )
 
     def __init__(self, name: str, num_ranks: int = 1) -> None:
         self.name = name
@@ -257,7 +277,9 @@ class WorkerLoad:
         self.feed_ok = False
         self.tokens = 0
         self.capacity: int | None = None
+        self.num_queued = 0
         self.turn = 0
+        self._throughput: float | None = None
         self.num_live = num_ranks
         self.ranks = [RankAccount(rank, self) for rank in range(num_ranks)]
 
@@ -270,15 +292,13 @@ class WorkerLoad:
 
     def queue(self) -> int:
         """Requests that wait on its live ranks: as reported, and those that no report includes yet."""
-        return sum(
-            each.num_waiting + each.num_pending if each.has_feed else each.num_active
-            for each in self.ranks
-            if each.is_live
-        )
+        return self.num_queued
 
     def throughput(self) -> float:
         """Output tokens per second that its live ranks have shown lately; 0.0 when none was reported."""
-        return sum(each.peak_throughput for each in self.ranks if each.is_live)
+        if self._throughput is None:
+            self._throughput = sum(each.peak_throughput for each in self.ranks if each.is_live)
+        return self._throughput
 
     def charge(self, rank: int | None, prompt: int, output: int, now: float) -> Charge:
         """A request was routed to `rank`; None or unknown: the engine chooses, and the least loaded is charged."""
@@ -307,10 +327,16 @@ class WorkerLoad:
             if account.is_stale != is_stale:
                 account.is_stale = is_stale
 
+    def forget_throughput(self) -> None:
+        """A rank reported another one: sum anew when asked."""
+        self._throughput = None
+
     def recount(self) -> None:
         """Sum anew over live ranks: one died, came back or told another capacity."""
         live = [each for each in self.ranks if each.is_live] or self.ranks
         self.num_live = len(live)
         self.tokens = sum(each.tokens for each in live)
+        self.num_queued = sum(each.num_queued for each in live)
+        self.forget_throughput()
         capacities = [each.max_total_tokens for each in live if each.max_total_tokens]
         self.capacity = sum(capacities) if capacities and len(capacities) == len(live) else None

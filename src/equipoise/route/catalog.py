@@ -7,16 +7,21 @@ from typing import TYPE_CHECKING
 
 from equipoise.errors import ConfigError
 from equipoise.plugins import find_factory, plugin_names
-from equipoise.route import ranks, workers
+from equipoise.route import affinity, ranks, workers
 from equipoise.route.policy import RankPolicy, WorkerPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 WORKER_POLICIES: Mapping[str, Callable[..., WorkerPolicy]] = {
-    "random": workers.Random,
-    "round_robin": workers.RoundRobin,
+    "prefix_tokens": affinity.PrefixTokens,
+    "cache_aware": affinity.CacheAware,
+    "consistent_hashing": affinity.ConsistentHashing,
     "least_tokens": workers.LeastTokens,
+    "least_load": workers.LeastLoad,
+    "power_of_two": workers.PowerOfTwo,
+    "round_robin": workers.RoundRobin,
+    "random": workers.Random,
 }
 RANK_POLICIES: Mapping[str, Callable[[], RankPolicy]] = {
     "minimum_tokens": ranks.MinimumTokens,

@@ -112,3 +112,47 @@ class LeastTokens(Stateless):
 
     def choose(self, ask: Ask, workers: Sequence[WorkerLoad]) -> WorkerLoad:
         return workers[self._rotation.smallest(relative_loads(workers, ask.prompt + ask.output))]
+
+
+class PowerOfTwo(Stateless):
+    """The less loaded of two drawn at random (Mitzenmacher, 2001): nearly as even, and never a herd."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self._random = random.Random(seed)
+
+    def choose(self, ask: Ask, workers: Sequence[WorkerLoad]) -> WorkerLoad:
+        if len(workers) == 1:
+            return workers[0]
+        first = int(self._random.random() * len(workers))
+        second = (first + 1 + int(self._random.random() * (len(workers) - 1))) % len(workers)
+        pair = (workers[first], workers[second])
+        loads = relative_loads(pair, ask.prompt + ask.output)
+        return pair[loads[1] < loads[0]]
+
+
+class LeastLoad(Stateless):
+    """The shortest wait: waiting requests over throughput. Among those where nobody waits, the fewest tokens.
+
+    Throughput is what a worker has shown it can do, lately: that of the moment is low where there is little to do.
+    A worker that has not shown any counts as having as much per rank as the others, or as any other when none has."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self._rotation = Rotation(seed)
+
+    def choose(self, ask: Ask, workers: Sequence[WorkerLoad]) -> WorkerLoad:
+        queues = [worker.queue() for worker in workers]
+        if min(queues):
+            return workers[self._rotation.smallest(waits(workers, queues))]
+        idle = [worker for worker, queue in zip(workers, queues, strict=True) if not queue]
+        return idle[self._rotation.smallest(relative_loads(idle, ask.prompt + ask.output))]
+
+
+def waits(workers: Sequence[WorkerLoad], queues: Sequence[int]) -> list[float]:
+    """Queue over throughput, at full weight: to be compared, not to be read as seconds."""
+    rates = [worker.throughput() for worker in workers]
+    num_ranks = sum(worker.num_live for worker, rate in zip(workers, rates, strict=True) if rate)
+    per_rank = sum(rates) / num_ranks if num_ranks else 1.0
+    return [
+        queue / ((rate or per_rank * worker.num_live) * worker.weight)
+        for worker, rate, queue in zip(workers, rates, queues, strict=True)
+    ]
