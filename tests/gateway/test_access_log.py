@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import re
@@ -44,6 +45,11 @@ def ids(path: Path) -> list[str]:
     return [json.loads(each)["request_id"] for each in path.read_text().splitlines()]
 
 
+def holds(path: Path, num_lines: int) -> bool:
+    """Whether the file has so many lines."""
+    return path.exists() and path.read_text().count("\n") == num_lines
+
+
 @contextlib.contextmanager
 def opened(target: str | Path) -> Iterator[AccessLog]:
     """A log that is closed at the end."""
@@ -74,7 +80,7 @@ def test_lines_are_added_to_a_file_and_come_by_themselves_when_many(tmp_path: Pa
         with opened(target) as found:
             for number in range(full):
                 found.write(line(start + number))
-            until(lambda: target.exists() and target.read_text().count("\n") == start // 1000 * full + full)
+            until(functools.partial(holds, target, full * (1 + start // 1000)))
     assert ids(target) == [f"r{start + number}" for start in (0, 1000) for number in range(full)]
 
 
