@@ -328,9 +328,12 @@ def test_load_counts() -> None:
     load = rig.steps[-1].load
     assert (load.num_running_reqs, load.num_waiting_reqs, load.num_waiting_tokens) == (2, 1, 5)
     assert load.num_tokens == load.num_used_tokens + load.num_waiting_tokens
+    assert load.num_waiting_uncached_tokens == 5
+    assert 0 < load.num_expected_output_tokens <= 8
     rig.until_idle()
     load = rig.steps[-1].load
     assert (load.num_running_reqs, load.num_waiting_reqs, load.total_finished) == (0, 0, 3)
+    assert (load.num_inflight_rows, load.num_expected_output_tokens, load.num_prefilling_tokens) == (0, 0, 0)
     assert load.total_output_tokens == 12
     assert load.step_ms == pytest.approx(STEP_S * 1e3)
 

@@ -7,7 +7,9 @@ from equipoise.obs.metrics import ServerMetrics, Timing
 
 
 def load(dp_rank: int, used: int) -> RankLoad:
-    return RankLoad(dp_rank, 0.0, 3, 4, 50, used, used + 50, 1000, 8, used / 1000, 12.5, 0.5, total_steps=9)
+    return RankLoad(
+        dp_rank, 0.0, 3, 4, 50, used, used + 50, 1000, 8, used / 1000, 12.5, 0.5, total_steps=9, num_sent_tokens=6
+    )
 
 
 def samples(metrics: ServerMetrics) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -28,6 +30,7 @@ def test_loads_are_read_at_the_scrape_under_both_names() -> None:
         assert found["sglang:num_queue_reqs", labels] == 4
         assert found["sglang:token_usage", labels] == used / 1000
         assert found["equipoise_steps_total", labels] == 9
+        assert found["equipoise_num_sent_tokens", labels] == 6
     loads[:] = [load(0, 7)]
     assert samples(metrics)["equipoise_num_used_tokens", (("dp_rank", "0"),)] == 7
 

@@ -798,9 +798,9 @@ class Driver:
         prefilling = [request for request in seated if request.place == "prefilling"]
         assert load.num_waiting == len(waiting)
         assert len(waiting) <= load.num_waiting_tokens <= sum(map(self._num_known, waiting))
-        assert 0 <= load.num_waiting_cached_tokens <= load.num_waiting_tokens
         uncomputed = sum(self._num_known(request) - int(columns.computed[request.seat]) for request in prefilling)
         assert load.num_prefilling_tokens == uncomputed
+        assert uncomputed <= load.num_waiting_uncached_tokens <= uncomputed + load.num_waiting_tokens
         expected = sum(request.stop_len - self._num_known(request) for request in seated)
         assert load.num_expected_output_tokens == expected
         rows = [len(plan.decode_seats) + len(plan.prefills) for plan, _ in self.outstanding]
@@ -835,7 +835,7 @@ class Driver:
         load = scheduler.load()
         assert (load.num_running, load.num_waiting, load.num_waiting_tokens) == (0, 0, 0)
         assert (load.num_prefilling_tokens, load.num_expected_output_tokens, load.num_inflight_rows) == (0, 0, 0)
-        assert (load.num_waiting_cached_tokens, load.num_reserved_tokens) == (0, 0)
+        assert (load.num_waiting_uncached_tokens, load.num_reserved_tokens) == (0, 0)
         assert not scheduler.has_work
         for fate in self.fates.values():
             self._check_tokens(fate)

@@ -94,12 +94,12 @@ def test_known_cached_tokens_are_never_more_than_what_was_charged():
     ledger, request = Ledger(), make_request(prompt=7)
     ledger.move(request, "waiting")
     ledger.recognise(request, 4)
-    assert ledger.num_waiting_cached_tokens == 4
+    assert ledger.num_waiting_uncached_tokens == 3
     ledger.recognise(request, 40)
-    assert ledger.num_waiting_cached_tokens == 7
+    assert ledger.num_waiting_uncached_tokens == 0
     ledger.move(request, "prefilling")
     ledger.recognise(request, 4)
-    assert ledger.num_waiting_cached_tokens == 0
+    assert ledger.num_waiting_uncached_tokens == ledger.num_prefilling_tokens == 7
 
 
 def test_what_was_promised_is_given_back_when_the_request_gets_its_seat():
@@ -161,6 +161,7 @@ def test_a_life_in_the_load():
     load = rig.scheduler.load()
     assert (load.num_running, load.num_waiting, load.num_waiting_tokens) == (1, 1, 5)
     assert (load.num_prefilling_tokens, load.num_inflight_rows, load.num_expected_output_tokens) == (2, 1, 3)
+    assert load.num_waiting_uncached_tokens == 7
     rig.land()
     rig.step()
     load = rig.scheduler.load()
@@ -179,9 +180,9 @@ def test_the_remembered_match_of_a_head_that_does_not_fit_is_not_owed():
     rig.add("c", [*range(8), *range(90, 106)], max_tokens=1)
     rig.step()
     load = rig.scheduler.load()
-    assert (load.num_waiting_tokens, load.num_waiting_cached_tokens) == (24, 8)
+    assert (load.num_waiting_tokens, load.num_waiting_uncached_tokens) == (24, 16)
     rig.abort("c")
-    assert rig.scheduler.load().num_waiting_cached_tokens == 0
+    assert rig.scheduler.load().num_waiting_uncached_tokens == 0
 
 
 def test_only_the_oldest_outstanding_step_can_come_back():

@@ -50,6 +50,10 @@ def test_loads_in_both_shapes(sim_server: Server) -> None:
         assert load["num_reqs"] == load["num_running_reqs"] + load["num_waiting_reqs"] == 0
         assert load["max_total_num_tokens"] == 40_000 * 16
         assert load["max_running_requests"] == 256
+        for quantity in ("waiting_uncached_tokens", "prefilling_tokens", "inflight_rows", "expected_output_tokens"):
+            assert load[f"num_{quantity}"] == 0
+        for quantity in ("reserved_tokens", "sent_reqs", "sent_tokens"):
+            assert load[f"num_{quantity}"] == 0
         assert abs(load["timestamp"] - time.time()) < 10
 
 

@@ -61,6 +61,13 @@ ToRank = Add | Abort | Call | Stop
 class RankLoad(msgspec.Struct):
     """A rank's load and counters at one moment. `num_tokens` = used + waiting. Times are unix seconds.
 
+    num_waiting_uncached_tokens: prefill that is owed: waiting tokens less those known to be cached, and what is left
+        of the prompts that run, num_prefilling_tokens
+    num_inflight_rows: rows of the steps launched and not yet back
+    num_expected_output_tokens: tokens still to come of running requests, up to their stop lengths
+    num_reserved_tokens: room promised to requests whose KV comes from elsewhere
+    num_sent_reqs, num_sent_tokens: of a prefill rank: sent to a decode rank, not acknowledged
+
     Totals count since the rank started."""
 
     dp_rank: int
@@ -84,6 +91,13 @@ class RankLoad(msgspec.Struct):
     total_aborted: int = 0
     step_ms: float = 0.0
     paused: str = ""
+    num_waiting_uncached_tokens: int = 0
+    num_prefilling_tokens: int = 0
+    num_inflight_rows: int = 0
+    num_expected_output_tokens: int = 0
+    num_reserved_tokens: int = 0
+    num_sent_reqs: int = 0
+    num_sent_tokens: int = 0
 
 
 class Finished(msgspec.Struct, array_like=True):

@@ -41,12 +41,27 @@ class Load(Protocol):
     total_finished: int
     total_aborted: int
     step_ms: float
+    num_waiting_uncached_tokens: int
+    num_prefilling_tokens: int
+    num_inflight_rows: int
+    num_expected_output_tokens: int
+    num_reserved_tokens: int
+    num_sent_reqs: int
+    num_sent_tokens: int
 
 
 GAUGES = {
     "num_running_reqs": "Requests that hold a seat",
     "num_waiting_reqs": "Requests that wait for a seat",
     "num_waiting_tokens": "Tokens that waiting requests will need",
+    "num_waiting_uncached_tokens": "Prefill tokens owed: waiting ones not known to be cached, and the rest of prompts "
+    "that run",
+    "num_prefilling_tokens": "Tokens of running prompts that no step computes yet",
+    "num_inflight_rows": "Rows of the steps launched and not yet back",
+    "num_expected_output_tokens": "Tokens still to come of running requests, up to their stop lengths",
+    "num_reserved_tokens": "Room promised to requests whose KV comes from elsewhere, in tokens",
+    "num_sent_reqs": "Requests whose KV was sent to a decode rank that has not acknowledged it",
+    "num_sent_tokens": "Tokens of KV sent to a decode rank that has not acknowledged them",
     "num_used_tokens": "KV tokens in use, those that can be evicted left out",
     "num_tokens": "Used and waiting tokens together",
     "max_total_num_tokens": "KV tokens that fit",

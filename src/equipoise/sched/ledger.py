@@ -149,9 +149,10 @@ class Ledger:
         return self._waiting.total
 
     @property
-    def num_waiting_cached_tokens(self) -> int:
-        """Those of them that are known to be in the cache: a match is remembered, or a remote store brought them."""
-        return self._cached.total
+    def num_waiting_uncached_tokens(self) -> int:
+        """Prefill that is owed: of waiting tokens those that are not known to be cached, by a remembered match or
+        because a remote store brought them, and the rest of the prompts that run."""
+        return self._waiting.total - self._cached.total + self._prefilling.total
 
     @property
     def num_reserved_pages(self) -> int:
@@ -183,7 +184,7 @@ class Ledger:
         return {
             "num_waiting_reqs": self.num_waiting_reqs,
             "num_waiting_tokens": self.num_waiting_tokens,
-            "num_waiting_cached_tokens": self.num_waiting_cached_tokens,
+            "num_waiting_cached_tokens": self._cached.total,
             "num_reserved_pages": self.num_reserved_pages,
             "num_prefilling_tokens": self.num_prefilling_tokens,
             "num_expected_output_tokens": self.num_expected_output_tokens,
@@ -211,12 +212,15 @@ class Ledger:
 
 
 class LoadCounters(msgspec.Struct, frozen=True):
-    """Load of a rank at one moment, in requests, rows and tokens; a struct, since one is made in every step."""
+    """Load of a rank at one moment, in requests, rows and tokens; a struct, since one is made in every step.
+
+    num_waiting_uncached_tokens: prefill that is owed: waiting tokens less those known to be cached, and
+        num_prefilling_tokens; what SGLang calls so"""
 
     num_running: int
     num_waiting: int
     num_waiting_tokens: int
-    num_waiting_cached_tokens: int
+    num_waiting_uncached_tokens: int
     num_prefilling_tokens: int
     num_inflight_rows: int
     num_expected_output_tokens: int

@@ -228,7 +228,7 @@ class Scheduler:
             num_running=self._places.num_running,
             num_waiting=ledger.num_waiting_reqs,
             num_waiting_tokens=ledger.num_waiting_tokens,
-            num_waiting_cached_tokens=ledger.num_waiting_cached_tokens,
+            num_waiting_uncached_tokens=ledger.num_waiting_uncached_tokens,
             num_prefilling_tokens=ledger.num_prefilling_tokens,
             num_inflight_rows=ledger.num_inflight_rows,
             num_expected_output_tokens=ledger.num_expected_output_tokens,
