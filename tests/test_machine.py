@@ -10,7 +10,7 @@ import pytest
 from tests.checkpoints import checkpoint
 from tests.serving import serve
 
-from equipoise.machine import cgroup_room_bytes, cpu_quota, free_ram_bytes, num_cores
+from equipoise.machine import cgroup_room_bytes, cpu_quota, free_ram_bytes, gpus, num_cores
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,6 +34,14 @@ def tree(root: Path, **files: str) -> Path:
 )
 def test_the_quota_is_time_by_period(tmp_path: Path, text: str, quota: float | None) -> None:
     assert cpu_quota(tree(tmp_path, proc__self__cgroup="0::/\n", sys__fs__cgroup__cpu_max=text)) == quota
+
+
+def test_gpus_are_those_that_are_left_visible(tmp_path: Path) -> None:
+    root = tree(tmp_path, dev__nvidia0="", dev__nvidia1="", dev__nvidiactl="")
+    assert gpus(None, root) == ("0", "1")
+    assert gpus("3, GPU-7", root) == ("3", "GPU-7")
+    assert gpus("", root) == ()
+    assert gpus(None, tmp_path / "none") == ()
 
 
 def test_every_cgroup_above_counts(tmp_path: Path) -> None:

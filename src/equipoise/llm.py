@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 import numpy as np
 
-from equipoise.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, SimExecutorConfig
+from equipoise.config import CacheConfig, EngineConfig, ModelConfig, RanksConfig, SchedulerConfig, SimExecutorConfig
 from equipoise.errors import ConfigError, InvalidValueError
 from equipoise.exec.protocol import TokenLogprobs
 from equipoise.request import FinishReason, SamplingParams
@@ -31,7 +31,13 @@ if TYPE_CHECKING:
 
 __all__ = ["LLM", "Completion", "RequestOutput", "engine_config"]
 
-_SECTIONS = {"model": ModelConfig, "cache": CacheConfig, "scheduler": SchedulerConfig, "sim": SimExecutorConfig}
+_SECTIONS = {
+    "model": ModelConfig,
+    "cache": CacheConfig,
+    "scheduler": SchedulerConfig,
+    "sim": SimExecutorConfig,
+    "ranks": RanksConfig,
+}
 _UNBOUNDED = 2**31 - 1
 """Waiting requests: the bound protects servers from strangers, not a program from itself."""
 

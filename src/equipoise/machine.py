@@ -1,4 +1,4 @@
-"""What this process may use of the machine: cores and memory, within affinity and the limits of its cgroup (v2).
+"""What this process may use of the machine: cores, memory and GPUs, within affinity and the limits of its cgroup (v2).
 
 A cgroup is bounded by every cgroup that it lies in, so each is asked, from the process's own up to the root.
 `root` is where the files of the kernel are looked for.
@@ -30,6 +30,14 @@ def free_ram_bytes(root: Path = ROOT) -> int | None:
     """Memory that this process can still take: of the machine, and within its cgroup. None when neither is known."""
     known = [room for room in (_available_bytes(root), cgroup_room_bytes(root)) if room is not None]
     return min(known, default=None)
+
+
+def gpus(visible: str | None, root: Path = ROOT) -> tuple[str, ...]:
+    """Names of the NVIDIA GPUs, as CUDA_VISIBLE_DEVICES takes them: those in `visible`, its value, else all."""
+    if visible is not None:
+        return tuple(name.strip() for name in visible.split(",") if name.strip())
+    nodes = [path.name.removeprefix("nvidia") for path in (root / "dev").glob("nvidia[0-9]*")]
+    return tuple(str(index) for index in range(len(nodes)))
 
 
 def cpu_quota(root: Path = ROOT) -> float | None:

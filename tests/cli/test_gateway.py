@@ -122,8 +122,8 @@ def test_a_wrong_file_ends_with_2_and_one_line(tmp_path: Path, name: str, text: 
 
 def test_a_key_of_the_gateway_in_the_file_of_serve_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "settings.toml"
-    file.write_text("rank-policy = 'none'")
-    assert "rank-policy is a setting of `equipoise gateway`" in refusal("serve", "--config", str(file))
+    file.write_text("policy = 'random'")
+    assert "policy is a setting of `equipoise gateway`" in refusal("serve", "--config", str(file))
 
 
 def test_the_environment_is_common_to_both_commands() -> None:

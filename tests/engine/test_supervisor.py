@@ -14,11 +14,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from equipoise.config import EngineConfig, ModelConfig, SchedulerConfig, SimExecutorConfig
+from equipoise.config import EngineConfig, ModelConfig, RanksConfig, SchedulerConfig, SimExecutorConfig
 from equipoise.engine.messages import Add, Call, Reply, Step
 from equipoise.engine.supervisor import RankProcess
 from equipoise.errors import ConfigError, UnavailableError
 from equipoise.exec.sim import SimVocabulary
+from equipoise.machine import num_cores
 from equipoise.request import SamplingParams
 
 CONFIG = EngineConfig(model=ModelConfig(executor="sim"), sim=SimExecutorConfig(step_ms=1))
@@ -131,6 +132,41 @@ def test_ctrl_c_is_the_servers_affair() -> None:
     assert rank.receive(5) == Reply(5)
     assert os.getpgid(rank.pid) != os.getpgid(0)
     rank.stop(5)
+
+
+def test_a_verdict_is_told_as_the_cause_of_death() -> None:
+    rank = ready_rank()
+    rank.kill("did not answer")
+    with pytest.raises(UnavailableError, match=rf"^rank 0 \(pid {rank.pid}\) did not answer$"):
+        listen(rank, 10)
+    rank.stop(1)
+
+
+@pytest.mark.parametrize(("num_threads", "expected"), [(None, max(1, num_cores() // 2)), (3, 3)])
+def test_ranks_share_the_cores(
+    num_threads: int | None, expected: int, monkeypatch: pytest.MonkeyPatch, own_temporary_folder: Path
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    config = replace(CONFIG, ranks=RanksConfig(dp_size=2), model=replace(CONFIG.model, num_threads=num_threads))
+    rank = RankProcess(config, dp_rank=1)
+    assert [path.name.startswith("equipoise-rank-1-") for path in own_temporary_folder.iterdir()] == [True]
+    rank.start()
+    assert rank.wait_ready(30).dp_rank == 1
+    environment = psutil.Process(rank.pid).environ()
+    assert environment["OMP_NUM_THREADS"] == str(expected)
+    assert environment["GOMP_SPINCOUNT"] == "0"
+    rank.stop(5)
+
+
+def test_gpus_are_dealt_out_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
+    config = replace(CONFIG, ranks=RanksConfig(dp_size=3))
+    for dp_rank, device in enumerate(("4", "6", "4")):
+        rank = RankProcess(config, dp_rank=dp_rank)
+        rank.start()
+        rank.wait_ready(30)
+        assert psutil.Process(rank.pid).environ()["CUDA_VISIBLE_DEVICES"] == device
+        rank.stop(5)
 
 
 def test_hung_rank_is_killed() -> None:

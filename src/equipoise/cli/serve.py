@@ -12,11 +12,20 @@ from equipoise.cli.settings import (
     ConfigFile,
     ModelFlags,
     ModelWord,
+    RanksFlags,
     SchedulerFlags,
     ServerFlags,
     SimFlags,
 )
-from equipoise.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, ServerConfig, SimExecutorConfig
+from equipoise.config import (
+    CacheConfig,
+    EngineConfig,
+    ModelConfig,
+    RanksConfig,
+    SchedulerConfig,
+    ServerConfig,
+    SimExecutorConfig,
+)
 
 
 def serve(
@@ -25,6 +34,7 @@ def serve(
     *,
     config: ConfigFile = None,
     model: ModelFlags = ModelConfig(),  # noqa: B008
+    ranks: RanksFlags = RanksConfig(),  # noqa: B008
     cache: CacheFlags = CacheConfig(),  # noqa: B008
     scheduler: SchedulerFlags = SchedulerConfig(),  # noqa: B008
     sim: SimFlags = SimExecutorConfig(),  # noqa: B008
@@ -49,4 +59,4 @@ def serve(
         seconds = time.monotonic() - started
         print(f"Equipoise serves {name} on {url} (ready in {seconds:.1f} s)", file=sys.stderr, flush=True)
 
-    return run_server(EngineConfig(model, cache, scheduler, sim), server, name, listener, say_ready)
+    return run_server(EngineConfig(model, cache, scheduler, sim, ranks), server, name, listener, say_ready)

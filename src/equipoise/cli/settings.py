@@ -18,7 +18,7 @@ import msgspec
 from cyclopts import ArgumentCollection, Group, Parameter
 from cyclopts.config import Dict, Env
 
-from equipoise.config import CacheConfig, ModelConfig, SchedulerConfig, ServerConfig, SimExecutorConfig
+from equipoise.config import CacheConfig, ModelConfig, RanksConfig, SchedulerConfig, ServerConfig, SimExecutorConfig
 from equipoise.config.files import read_table
 from equipoise.config.gateway import (
     FrontConfig,
@@ -32,7 +32,7 @@ from equipoise.errors import ConfigError
 
 PREFIX = "EQUIPOISE_"
 SECTIONS: dict[str, tuple[type, ...]] = {
-    "serve": (ModelConfig, CacheConfig, SchedulerConfig, SimExecutorConfig, ServerConfig),
+    "serve": (ModelConfig, RanksConfig, CacheConfig, SchedulerConfig, SimExecutorConfig, ServerConfig),
     "gateway": (WorkersConfig, RoutingConfig, HealthConfig, LimitsConfig, QueueConfig, FrontConfig),
 }
 """The parts of each command's settings."""
@@ -87,6 +87,7 @@ _MODEL = Group("Model", sort_key=next(_order), validator=_one_model)
 
 ModelWord = Annotated[str | None, Parameter(name="DIR", group=_MODEL, help="The model, as --model gives it.")]
 ModelFlags = Annotated[ModelConfig, _section("Model", _MODEL)]
+RanksFlags = Annotated[RanksConfig, _section("Ranks")]
 CacheFlags = Annotated[CacheConfig, _section("KV cache")]
 SchedulerFlags = Annotated[SchedulerConfig, _section("Scheduler")]
 SimFlags = Annotated[SimExecutorConfig, _section("Simulated executor")]

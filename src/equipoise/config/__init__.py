@@ -8,6 +8,7 @@ from equipoise.config.engine import (
     EngineConfig,
     ModelConfig,
     OrderName,
+    RanksConfig,
     SchedulerConfig,
     SimExecutorConfig,
 )
@@ -18,6 +19,7 @@ __all__ = [
     "EngineConfig",
     "ModelConfig",
     "OrderName",
+    "RanksConfig",
     "SchedulerConfig",
     "ServerConfig",
     "SimExecutorConfig",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from equipoise.config.checks import at_least
+from equipoise.config.checks import at_least, seconds
 from equipoise.errors import ConfigError
 
 MAX_PAGE_SIZE = 2**16
@@ -16,6 +16,7 @@ MAX_KV_GB = 65536
 MAX_THREADS = 1024
 MAX_VOCAB_SIZE = 2**24
 MAX_COST_MS = 3_600_000.0
+MAX_RANKS = 1024
 OrderName = Literal["fcfs", "priority", "shortest-first", "longest-first"]
 ORDERS: tuple[OrderName, ...] = get_args(OrderName)
 
@@ -43,7 +44,7 @@ class ModelConfig:
     """Most tokens of a request, prompt and output together; the checkpoint's own when not given."""
 
     num_threads: int | None = None
-    """CPU threads of the model; when not given, the cores that affinity and the container's CPU quota leave."""
+    """CPU threads of a rank; when not given, the cores that affinity and the CPU quota leave, divided by the ranks."""
 
     def __post_init__(self) -> None:
         at_least("max-model-len", self.max_model_len, 2)
@@ -215,6 +216,29 @@ class SimExecutorConfig:
 
 
 @dataclass(frozen=True)
+class RanksConfig:
+    """How many ranks serve the model, and which of them gets a request."""
+
+    dp_size: int = 1
+    """Data-parallel ranks: processes that hold the whole model each and share the requests."""
+
+    rank_policy: str = "minimum_tokens"
+    """Who gets a request: minimum_tokens, round_robin, or your own, an entry point or "module:attribute"."""
+
+    rank_timeout_s: float = 30.0
+    """Seconds of silence after which a rank that has work gets no more; after four times as many it is ended."""
+
+    restart_ranks: bool = True
+    """Start a rank that died anew while others live; without others the server ends."""
+
+    def __post_init__(self) -> None:
+        at_least("dp-size", self.dp_size, 1, MAX_RANKS)
+        if not self.rank_policy:
+            raise ConfigError("rank-policy: it must not be empty")
+        seconds("rank-timeout", self.rank_timeout_s)
+
+
+@dataclass(frozen=True)
 class EngineConfig:
     """Everything a rank process is told."""
 
@@ -222,3 +246,4 @@ class EngineConfig:
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     sim: SimExecutorConfig = field(default_factory=SimExecutorConfig)
+    ranks: RanksConfig = field(default_factory=RanksConfig)

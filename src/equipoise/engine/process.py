@@ -27,8 +27,9 @@ from equipoise.errors import ConfigError
 from equipoise.exec.cost import LinearCost
 from equipoise.exec.sim import SimExecutor, SimVocabulary, sim_info
 from equipoise.obs.log import setup_logging
+from equipoise.plugins import find_factory
 from equipoise.sched.assemble import build_scheduler
-from equipoise.sched.extend import find_factory
+from equipoise.sched.extend import ENTRY_POINTS
 
 if TYPE_CHECKING:
     from equipoise.clock import Clock
@@ -46,7 +47,8 @@ PR_SET_PDEATHSIG = 1
 class RankSpec(msgspec.Struct, frozen=True):
     """What a rank process is told at its start. Folders in `config` are absolute.
 
-    vocabulary: what the sim executor knows of the tokenizer"""
+    vocabulary: what the sim executor knows of the tokenizer
+    ranks_per_gpu: how many ranks share this one's GPU, itself counted"""
 
     config: EngineConfig
     addresses: Addresses
@@ -54,6 +56,7 @@ class RankSpec(msgspec.Struct, frozen=True):
     dp_rank: int = 0
     log_level: str = "warning"
     vocabulary: SimVocabulary | None = None
+    ranks_per_gpu: int = 1
 
 
 def main() -> int:
@@ -93,7 +96,7 @@ def _serve(spec: RankSpec, channel: Channel[ToRank, FromRank], started_at: float
     """Start, main loop, stop."""
     clock = WallClock()
     for rule in spec.config.scheduler.rules:
-        find_factory(rule)  # a misspelt rule must not cost the minutes that a large model takes to load
+        find_factory("rule", rule, ENTRY_POINTS)  # a misspelt rule must not cost the minutes that a large model takes to load
     executor = build_executor(spec, clock)
     try:
         loop, scheduler = _build_loop(spec, executor, channel, clock)
@@ -132,7 +135,8 @@ def build_executor(spec: RankSpec, clock: Clock) -> Executor:
         from equipoise.exec.torch.executor import build_torch_executor
     except ModuleNotFoundError as error:
         raise ConfigError(f"executor: torch needs the engine's packages ({error}); install equipoise[engine]") from None
-    return build_torch_executor(config.model, config.cache, config.scheduler)
+    sharers = {"cpu": config.ranks.dp_size, "cuda": spec.ranks_per_gpu}
+    return build_torch_executor(config.model, config.cache, config.scheduler, sharers)
 
 
 def _end_with_parent(parent_pid: int) -> None:

@@ -12,6 +12,7 @@ import tempfile
 import threading
 import time
 import weakref
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ from equipoise.engine.channel import Addresses, server_end
 from equipoise.engine.messages import Call, Failed, FromRank, Ready, Reply, Stop, ToRank
 from equipoise.engine.process import RankSpec, spec_bytes
 from equipoise.errors import ConfigError, UnavailableError
-from equipoise.machine import num_cores
+from equipoise.machine import gpus, num_cores
 from equipoise.obs.log import current_level
 
 if TYPE_CHECKING:
@@ -50,13 +51,15 @@ class RankProcess:
         self.dp_rank = dp_rank
         self.pid: int | None = None
         self.death: str | None = None
-        self._folder = _private_folder()
+        self._folder = _private_folder(dp_rank)
         self._remove_folder = weakref.finalize(self, shutil.rmtree, self._folder, True)
+        self._environment, ranks_per_gpu = _environment(config, dp_rank)
         self._spec = RankSpec(
-            config=config,
+            config=replace(config, model=replace(config.model, num_threads=threads_per_rank(config))),
             addresses=Addresses.within(self._folder),
             parent_pid=os.getpid(),
             dp_rank=dp_rank,
+            ranks_per_gpu=ranks_per_gpu,
             log_level=current_level(),
             vocabulary=vocabulary,
         )
@@ -66,6 +69,7 @@ class RankProcess:
         self._spawned = threading.Event()
         self._gone = threading.Event()
         self._is_stopping = False
+        self._verdict: str | None = None
         self._watcher = threading.Thread(target=self._run, name=f"rank-{dp_rank}-watch", daemon=True)
 
     # ---------------------------------------------------------------- start
@@ -110,7 +114,7 @@ class RankProcess:
         if process.stdin is not None:
             process.stdin.close()
         how = f"was killed by {_signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
-        self._report_death(f"rank {self.dp_rank} (pid {process.pid}) {how}")
+        self._report_death(f"rank {self.dp_rank} (pid {process.pid}) {self._verdict or how}")
 
     def _spawn(self) -> subprocess.Popen[bytes]:
         spec = spec_bytes(self._spec)
@@ -118,7 +122,7 @@ class RankProcess:
             [sys.executable, "-m", "equipoise.engine.process"],
             stdin=subprocess.PIPE,
             stdout=2,  # the parent's stdout belongs to the parent
-            env=_environment(self._spec.config),
+            env=self._environment,
             process_group=0,  # Ctrl-C reaches the parent alone
         )
         self._process, self.pid = process, process.pid
@@ -161,9 +165,10 @@ class RankProcess:
 
     # ---------------------------------------------------------------- stop
 
-    def kill(self) -> None:
-        """End the process at once; a `receive` under way raises UnavailableError soon."""
-        self._is_stopping = True
+    def kill(self, verdict: str | None = None) -> None:
+        """End the process at once; a `receive` under way raises UnavailableError soon, which says `verdict` if any."""
+        self._verdict = verdict
+        self._is_stopping = verdict is None
         if self._process is not None:
             self._process.kill()
 
@@ -189,22 +194,37 @@ class RankProcess:
             self._gone.wait()
 
 
-def _private_folder() -> Path:
-    folder = Path(tempfile.mkdtemp(prefix="equipoise-"))
+def _private_folder(dp_rank: int) -> Path:
+    folder = Path(tempfile.mkdtemp(prefix=f"equipoise-rank-{dp_rank}-"))
     if len(os.fsencode(folder)) <= MAX_IPC_PATH:
         return folder
     folder.rmdir()
-    return Path(tempfile.mkdtemp(prefix="equipoise-", dir="/tmp"))
+    return Path(tempfile.mkdtemp(prefix=f"equipoise-rank-{dp_rank}-", dir="/tmp"))
 
 
-def _environment(config: EngineConfig) -> dict[str, str]:
-    """The rank's environment: threads are set before it imports torch, which reads them once."""
-    env = dict(os.environ)
+def threads_per_rank(config: EngineConfig) -> int:
+    """CPU threads of one rank's model. Ranks with a thread per core each slow each other to a third."""
+    return config.model.num_threads or max(1, num_cores() // config.ranks.dp_size)
+
+
+def _environment(config: EngineConfig, dp_rank: int) -> tuple[dict[str, str], int]:
+    """The rank's environment, and how many ranks share its GPU.
+
+    Threads are set before the rank imports torch, which reads them once; so are GPUs, dealt out in turn."""
+    env, num_ranks = dict(os.environ), config.ranks.dp_size
+    threads = str(threads_per_rank(config))
     if config.model.num_threads is not None:
-        env["OMP_NUM_THREADS"] = str(config.model.num_threads)
+        env["OMP_NUM_THREADS"] = threads
     else:
-        env.setdefault("OMP_NUM_THREADS", str(num_cores()))
-    return env
+        env.setdefault("OMP_NUM_THREADS", threads)
+    if num_ranks == 1:
+        return env, 1
+    env.setdefault("GOMP_SPINCOUNT", "0")  # a thread that waits spinning takes a core from the other ranks
+    devices = gpus(env.get("CUDA_VISIBLE_DEVICES"))
+    if not devices:
+        return env, num_ranks
+    env["CUDA_VISIBLE_DEVICES"] = devices[dp_rank % len(devices)]
+    return env, -(-num_ranks // len(devices))
 
 
 def _signal_name(number: int) -> str:

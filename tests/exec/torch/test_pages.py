@@ -35,6 +35,15 @@ def test_default_is_a_share_of_the_ram() -> None:
     assert 0 < num_pages * page_bytes <= RAM_MOST_BYTES
 
 
+def test_default_is_divided_among_those_who_share_the_memory() -> None:
+    cache = CacheConfig(page_size=16)
+    alone, page_bytes = count_pages(SHAPES, cache, 10**6, torch.float32, CPU)
+    each, _ = count_pages(SHAPES, cache, 10**6, torch.float32, CPU, num_sharers=4)
+    assert abs(each * 4 - alone) <= 0.2 * alone + 4  # free memory is measured twice
+    given = CacheConfig(kv_memory_gb=10.5 * page_bytes / GIB)
+    assert count_pages(SHAPES, given, 10**6, torch.float32, CPU, num_sharers=4)[0] == 10
+
+
 def test_less_than_a_page() -> None:
     with pytest.raises(ConfigError, match=r"kv-memory-gb: 1e-09 is less than one KV page of 16 tokens \(10240 bytes\)"):
         count_pages(SHAPES, CacheConfig(kv_memory_gb=1e-9), 10**6, torch.float32, CPU)

@@ -22,6 +22,7 @@ from equipoise.exec.torch.sampler import Sampler
 from equipoise.machine import num_cores
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from concurrent.futures import Future
 
     import numpy as np
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from equipoise.sched.plan import StepPlan
 
 logger = logging.getLogger(__name__)
+
+ALONE = {"cpu": 1, "cuda": 1}
 
 
 class TorchStep:
@@ -116,15 +119,20 @@ class TorchExecutor:
         self._grammars.close()
 
 
-def build_torch_executor(model: ModelConfig, cache: CacheConfig, scheduler: SchedulerConfig) -> TorchExecutor:
-    """Load the model and make its pages. Raises CheckpointError and ConfigError, each one line."""
+def build_torch_executor(
+    model: ModelConfig, cache: CacheConfig, scheduler: SchedulerConfig, sharers: Mapping[str, int] = ALONE
+) -> TorchExecutor:
+    """Load the model and make its pages. Raises CheckpointError and ConfigError, each one line.
+
+    `sharers`: by type of device, how many processes share its memory, this one counted."""
     num_threads = model.num_threads or num_cores()
     torch.set_num_threads(num_threads)
     loaded = load_model(model)
     shapes = loaded.model.kv_shapes
     # a request may end in the middle of a page
     most_tokens = scheduler.max_running * (loaded.max_model_len + cache.page_size)
-    num_pages, page_bytes = count_pages(shapes, cache, most_tokens, loaded.dtype, loaded.device)
+    num_sharers = sharers[loaded.device.type]
+    num_pages, page_bytes = count_pages(shapes, cache, most_tokens, loaded.dtype, loaded.device, num_sharers)
     pages = make_pages(shapes, num_pages, cache.page_size, loaded.dtype, loaded.device)
     ops = choose_ops(loaded.device, loaded.dtype, shapes, num_threads)
     loaded.model.bind(pages, ops)

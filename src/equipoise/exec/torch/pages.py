@@ -40,9 +40,16 @@ class LayerPages:
 
 
 def count_pages(
-    shapes: tuple[KVShape, ...], cache: CacheConfig, most_tokens: int, dtype: torch.dtype, device: torch.device
+    shapes: tuple[KVShape, ...],
+    cache: CacheConfig,
+    most_tokens: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    num_sharers: int = 1,
 ) -> tuple[int, int]:
     """How many pages to make, and the bytes of one. Raises ConfigError when not even one fits.
+
+    By default they take a `num_sharers`-th of what one process alone on the device would.
 
     `most_tokens`: of all requests that can run at once; what memory holds beyond them is for cached prefixes."""
     page_bytes = sum(2 * s.num_kv_heads * s.head_dim for s in shapes) * cache.page_size * dtype.itemsize
@@ -51,7 +58,7 @@ def count_pages(
     if cache.kv_memory_gb is not None:
         have, source = int(cache.kv_memory_gb * GIB), f"kv-memory-gb: {cache.kv_memory_gb}"
     else:
-        have = _default_bytes(device)
+        have = _default_bytes(device) // num_sharers
         source = f"kv-memory-gb: the default of {have / GIB:.3f} on this machine"
     if have < page_bytes:
         raise ConfigError(f"{source} is less than one KV page of {cache.page_size} tokens ({page_bytes} bytes)")
