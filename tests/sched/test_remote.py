@@ -240,6 +240,23 @@ def test_a_request_that_waits_with_loaded_pages_gives_them_up_when_nobody_runs()
     assert rig.is_clean()
 
 
+def test_a_prefill_that_runs_alone_takes_the_pages_of_one_that_waits_with_them():
+    # without room reserved for whole prompts, it would preempt itself and start anew, for ever
+    rig = remote_rig(16, names=["b"], num_pages=8, order="priority", reserve_full_prompt=False, max_step_tokens=4)
+    rig.add("b", 20, max_tokens=1, priority=1)
+    rig.step()
+    arrive(rig, "b", 16)
+    rig.add("a", 28, max_tokens=1)
+    assert rig.steps(4) == [[("a", 4)]] * 4
+    assert rig.free == 0
+    assert rig.step() == [("a", 4)]
+    assert rig.last.preempted == [rig.requests["b"]]
+    assert rig.requests["a"].num_preemptions == 0
+    rig.drain()
+    assert rig.ended == {"a": "length", "b": "length"}
+    assert rig.is_clean()
+
+
 def test_a_head_that_would_load_makes_the_loaded_give_way_too():
     rig = remote_rig(8, num_pages=8, order="priority")
     rig.add("a", 12, max_tokens=1, priority=1)

@@ -153,6 +153,8 @@ class Planner:
         """Pages for [0, upto) of a running request; victims make room. False when it became one itself."""
         while not self._kv.grow(request, upto):
             victim = self._victim()
+            if victim is request and self._take_loaded(plan, request):
+                continue
             self._preempt(plan, victim)
             if victim is request:
                 return False
@@ -218,7 +220,8 @@ class Planner:
                 return BLOCKED
         upto = match.num_tokens + n
         if not self._kv.admit(request, match, upto, self._pages_to_reserve(request, upto, len(match.pages))):
-            return self._lack_pages(plan, request)
+            self._take_loaded(plan, request)
+            return NO_PAGES
         seat = self._places.seat(request)
         self._count_admission(request, match.num_tokens)
         plan.seated.append(request)
@@ -235,21 +238,25 @@ class Planner:
         reserve = -(-request.num_known // page_size) - len(match.pages) + self._places.ledger.num_reserved_pages
         reserve += self._watermark_pages if self._places.num_running else 0
         if not self._kv.admit(request, match, upto, reserve):
-            return self._lack_pages(plan, request)
+            self._take_loaded(plan, request)
+            return NO_PAGES
         self._places.load(request)
         remote.start(request, match.num_tokens, upto)
         return BLOCKED
 
-    def _lack_pages(self, plan: StepPlan, head: Request) -> str:
-        """With nobody running, requests that wait with loaded pages give theirs up, the last in order first."""
-        others = [request for request in self._places.loaded.values() if request is not head]
-        if others and not self._places.num_running:
-            victim = max(others, key=lambda request: (self._rules.order(request), request.handle))
-            plan.preempted.append(victim)
-            self._totals.preemptions += 1
-            victim.num_preemptions += 1
-            self._places.unload(victim)
-        return NO_PAGES
+    def _take_loaded(self, plan: StepPlan, request: Request) -> bool:
+        """With nobody else running, one that waits with loaded pages gives them up for `request`, the last in order;
+        False when there is none. Or each could wait for what the other holds, for ever."""
+        num_others = self._places.num_running - (request.seat is not None)
+        loaded = [other for other in self._places.loaded.values() if other is not request]
+        if num_others or not loaded:
+            return False
+        victim = max(loaded, key=lambda other: (self._rules.order(other), other.handle))
+        plan.preempted.append(victim)
+        self._totals.preemptions += 1
+        victim.num_preemptions += 1
+        self._places.unload(victim)
+        return True
 
     def _count_admission(self, request: Request, num_matched: int) -> None:
         if request.num_preemptions == 0:
