@@ -5,12 +5,18 @@ EquipoiseError
 │   └── CheckpointError    the model folder is missing, broken or of an unsupported type
 ├── RequestError           one request cannot be served: carries an HTTP status and the field
 │   ├── InvalidValueError      400: a field's type, range or content
+│   ├── UnauthorizedError      401: a key is missing or wrong
+│   ├── ForbiddenError         403: nobody may do this here
 │   ├── NotFoundError          404: no such model, route or request
+│   ├── WrongMethodError       405: the route exists for other methods
 │   ├── TooLargeError          413: the body is over the limit
 │   ├── QueueFullError         429: comes with seconds to wait
 │   ├── RequestTimeoutError    408: its deadline passed
-│   └── UnavailableError       503: paused, shutting down, or the rank died
-│       └── NoWorkerError      503: no worker takes the request now; comes with seconds to wait
+│   ├── InternalError          500: something broke on our side, the log says what
+│   ├── UnavailableError       503: paused, shutting down, or the rank died
+│   │   └── NoWorkerError      503: no worker takes the request now; comes with seconds to wait
+│   ├── WorkerFailedError      502: the worker broke off or answered nonsense
+│   └── WorkerTimeoutError     504: the worker took too long
 └── InvariantError         a bug in Equipoise: the engine loop ends loudly
     └── PageError          pages counted wrongly
 """
@@ -59,11 +65,51 @@ class NotFoundError(RequestError):
     code = "not_found"
 
 
+class UnauthorizedError(RequestError):
+    """The key is missing or wrong."""
+
+    status = 401
+    kind = "authentication_error"
+    code = "invalid_api_key"
+
+
+class ForbiddenError(RequestError):
+    """Nobody may do this, as things are set up; the message says what to change."""
+
+    status = 403
+    kind = "permission_error"
+    code = "forbidden"
+
+
+class WrongMethodError(RequestError):
+    """The route exists for other methods."""
+
+    status = 405
+    code = "method_not_allowed"
+
+
+class MethodNotAllowedError(RequestError):
+    """The route exists but takes other methods: `allow`, as the header of that name lists them."""
+
+    status = 405
+    code = "method_not_allowed"
+
+    def __init__(self, message: str, allow: str) -> None:
+        super().__init__(message)
+        self.allow = allow
+
+
 class TooLargeError(RequestError):
     """The request's body is over the server's limit."""
 
     status = 413
     code = "request_too_large"
+
+
+class HeadTooLargeError(TooLargeError):
+    """Target and headers of the request are over the limit."""
+
+    status = 431
 
 
 class QueueFullError(RequestError):
@@ -102,6 +148,31 @@ class NoWorkerError(UnavailableError):
     def __init__(self, message: str, retry_after_s: int = 1) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class InternalError(RequestError):
+    """Something broke on our side; the log says what."""
+
+    status = 500
+    kind = "internal_error"
+    code = "internal_error"
+
+
+class WorkerFailedError(RequestError):
+    """A worker broke off before its answer began, or what it answered is no answer. The message names phase and
+    worker."""
+
+    status = 502
+    kind = "worker_error"
+    code = "worker_failed"
+
+
+class WorkerTimeoutError(RequestError):
+    """A worker took too long. The message names phase and worker."""
+
+    status = 504
+    kind = "timeout_error"
+    code = "worker_timeout"
 
 
 class InvariantError(EquipoiseError):

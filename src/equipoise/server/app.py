@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 
-from equipoise.errors import NotFoundError, RequestError
+from equipoise.errors import InternalError, NotFoundError, RequestError, UnauthorizedError, WrongMethodError
 from equipoise.server import admin
 from equipoise.server.chats import chat_completions
 from equipoise.server.completions import completions
@@ -22,7 +22,6 @@ from equipoise.server.generate import generate
 from equipoise.server.http import ClientGoneError, header, reply_error
 from equipoise.server.request_log import CLIENT_LEFT, GENERATING, log_request
 from equipoise.server.service import Service, new_id
-from equipoise.server.stream import InternalError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -61,21 +60,6 @@ OPEN_PATHS = frozenset({"/health", "/"})
 """Served without the API key: a probe has none, and the page holds nothing of its own."""
 
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
-
-
-class UnauthorizedError(RequestError):
-    """The API key is missing or wrong."""
-
-    status = 401
-    kind = "authentication_error"
-    code = "invalid_api_key"
-
-
-class WrongMethodError(RequestError):
-    """The route exists for other methods."""
-
-    status = 405
-    code = "method_not_allowed"
 
 
 def build_app(service: Service) -> ASGIApp:

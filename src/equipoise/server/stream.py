@@ -11,7 +11,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Protocol
 
-from equipoise.errors import RequestError
+from equipoise.errors import InternalError, RequestError
 from equipoise.server.generation import Delta
 from equipoise.server.http import error_body, request_id_header
 
@@ -34,14 +34,6 @@ _HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
-
-
-class InternalError(RequestError):
-    """Something broke in the server; its log says what."""
-
-    status = 500
-    kind = "internal_error"
-    code = "internal_error"
 
 
 class Frames(Protocol):
