@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import random
 import re
 import signal
 import socket
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parent.parent.parent
 STARTUP_S = 30.0
 STOP_S = 20.0
+PORTS = (20000, 32000)
 LISTENING = re.compile(r"listening on (\d+)")
 QUICK = (
     *("--load-check-interval", "0.1", "--health-check-interval", "0.2", "--health-check-timeout", "2"),
@@ -53,10 +55,16 @@ def post(url: str, body: object, method: str = "POST", timeout_s: float = 10.0) 
 
 
 def free_port() -> int:
-    """A port on which nobody listens now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port on which nobody listens now, below those that the system gives to outgoing connections: one of them
+    could take the port of a worker that is down, or even connect it to itself."""
+    draw = random.SystemRandom()
+    for _ in range(1000):
+        port = draw.randrange(*PORTS)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError(f"no free port in {PORTS}")
 
 
 class Process:
@@ -145,7 +153,6 @@ class Worker(Process):
 
     def restart(self) -> Worker:
         """Again on the same port, which is known."""
-        self._command = [*self._command, "--port", str(self.port)]
         self.log.write_text("")
         self.start()
         return self.wait_ready()
@@ -254,7 +261,7 @@ class Fleet:
 
     def _worker(self, kind: str, flags: tuple[str, ...]) -> Worker:
         log = self.folder / f"{len(self._processes)}-{kind}.log"
-        worker = Worker([f"tests.gateway.workers.{kind}", *flags], log)
+        worker = Worker([f"tests.gateway.workers.{kind}", "--port", str(free_port()), *flags], log)
         self._processes.append(worker)
         return worker
 

@@ -32,6 +32,7 @@ class Quirks:
     ttft_s: float = 0.0
     token_s: float = 0.0
     answer_tokens: int = 16
+    padding_bytes: int = 0  # that each token's text is longer
     faults: dict[str, float] = field(default_factory=dict)
     retry_after_s: float | None = 1.0
     load_feed: str = "ok"

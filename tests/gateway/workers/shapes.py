@@ -38,6 +38,7 @@ class Generation:
     num_prompt: int
     num_output: int
     finish: str  # "stop" or "length"
+    padding: str = ""  # after each word
 
     @functools.cached_property
     def id(self) -> str:
@@ -50,7 +51,7 @@ class Generation:
 
     def word(self, index: int) -> str:
         """The text of token `index`."""
-        return f" w{(int(self.id, 16) + index * 7919) % 99991}"
+        return f" w{(int(self.id, 16) + index * 7919) % 99991}{self.padding}"
 
     def usage(self) -> Body:
         """OpenAI's counts."""

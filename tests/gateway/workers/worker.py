@@ -241,7 +241,8 @@ class Worker:
             raise RefusedError(400, f"max_tokens must be at least 1, got {asked}.")
         num_output = self.quirks.answer_tokens if asked is None else min(asked, self.quirks.answer_tokens)
         num_prompt = max(1, round(len(shapes.prompt_text(path, body).encode()) / self.flags.bytes_per_token))
-        return shapes.Generation(path, body, num_prompt, num_output, "length" if num_output == asked else "stop")
+        finish = "length" if num_output == asked else "stop"
+        return shapes.Generation(path, body, num_prompt, num_output, finish, "." * self.quirks.padding_bytes)
 
     async def _generate(
         self, path: str, body: shapes.Body, rank: Rank, answer: Answer, seen: Seen, fault: str | None
