@@ -64,10 +64,10 @@ class RoutingConfig:
     """Which worker and which of its ranks a request goes to."""
 
     policy: str = "prefix_tokens"
-    """Worker policy: its name, an entry point of the group equipoise.policies, or "module:function"."""
+    """Worker policy: its name, an entry point of equipoise.worker_policies, or "module:function"."""
 
     rank_policy: str = "minimum_tokens"
-    """Rank policy: minimum_tokens, round_robin, follow_room, none, or your own as above."""
+    """Rank policy: minimum_tokens, round_robin, follow_room, none, or your own (equipoise.rank_policies)."""
 
     prefill_policy: str | None = None
     """Worker policy among prefill workers; `policy` when not given."""

@@ -1,0 +1,277 @@
+"""The admin routes: look at workers and their loads, add, drain and remove them, exchange policies, flush caches.
+
+Who may: with an admin key whoever sends it. Without one, whoever reaches the loopback address that the gateway is bound
+to, but no web page (it would send an Origin) and nobody behind a proxy of this machine. Otherwise nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import ipaddress
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs
+
+import msgspec
+
+from equipoise.config.worker import WORKER_ROLES, WorkerKind, WorkerRole, WorkerSpec, worker_url
+from equipoise.errors import ConfigError, ForbiddenError, InvalidValueError, UnauthorizedError
+from equipoise.gateway.fetch import FetchError, Site
+from equipoise.gateway.own import OwnAnswer, OwnRoute, json_answer
+from equipoise.gateway.policies import make_policies
+from equipoise.gateway.probes import policies_view
+from equipoise.gateway.views import loads_page, rank_views, worker_view
+from equipoise.server.http import decode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from equipoise.config.gateway import FrontConfig, GatewayConfig
+    from equipoise.gateway.fleet import Fleet
+    from equipoise.gateway.own import Handler, OwnRequest
+    from equipoise.gateway.router import Router
+    from equipoise.gateway.worker import Worker
+
+FOREIGN_HEADERS = (b"origin", b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip")
+"""What a browser's page or a proxy sends along, and an operator on this machine does not."""
+FLUSH_PATHS = {"vllm": "/reset_prefix_cache"}
+FLUSH_PATH = "/flush_cache"
+MAX_DRAIN_S = 31_536_000.0
+
+
+class WorkerBody(msgspec.Struct, forbid_unknown_fields=True):
+    """POST /workers: what `WorkerSpec` has."""
+
+    url: str
+    role: WorkerRole = "mixed"
+    kind: WorkerKind = "auto"
+    bootstrap_port: int | None = None
+    models: tuple[str, ...] = ()
+
+
+class DrainBody(msgspec.Struct, forbid_unknown_fields=True):
+    """POST /workers/NAME/drain: seconds that its requests have."""
+
+    timeout_s: float | None = None
+
+
+class PoliciesBody(msgspec.Struct, forbid_unknown_fields=True):
+    """PUT /policies: what is to change, for one role or for all."""
+
+    role: WorkerRole | None = None
+    policy: str | None = None
+    rank_policy: str | None = None
+
+
+_decode_worker = msgspec.json.Decoder(WorkerBody)
+_decode_drain = msgspec.json.Decoder(DrainBody)
+_decode_policies = msgspec.json.Decoder(PoliciesBody)
+
+
+class Guard:
+    """Who may use the admin routes."""
+
+    def __init__(self, config: FrontConfig) -> None:
+        self._key = None if config.admin_key is None else config.admin_key.encode()
+        self._is_on = config.admin
+        self._is_loopback = is_loopback(config.host)
+
+    def check(self, request: OwnRequest) -> None:
+        """Raises ForbiddenError, which says how to turn the routes on, or UnauthorizedError."""
+        if not self._is_on:
+            raise ForbiddenError("the admin routes are off: start the gateway with --admin")
+        if self._key is not None:
+            self._check_key(request, self._key)
+        elif not self._is_loopback:
+            raise ForbiddenError(
+                "the admin routes are off: start the gateway with --admin-key, or bind it to a loopback address"
+            )
+        elif any(request.header(name) is not None for name in FOREIGN_HEADERS):
+            raise ForbiddenError(
+                "the admin routes take no requests from web pages or proxies unless the gateway has an --admin-key"
+            )
+        elif not is_loopback(_host_of(request.header(b"host") or b"")):
+            raise ForbiddenError(
+                "the admin routes answer to localhost and loopback addresses only unless the gateway has an --admin-key"
+            )
+
+    def _check_key(self, request: OwnRequest, key: bytes) -> None:
+        scheme, _, token = (request.header(b"authorization") or b"").partition(b" ")
+        given = [token.strip()] if scheme.lower() == b"bearer" else []
+        given.append((request.header(b"x-admin-key") or b"").strip())
+        if not any(hmac.compare_digest(each, key) for each in given):
+            raise UnauthorizedError(
+                "the admin key is missing or wrong: send it as Authorization: Bearer KEY or as X-Admin-Key: KEY"
+            )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether `host` means this machine and can be reached from it alone."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+def _host_of(value: bytes) -> str:
+    """The host of a Host header: no port, no brackets."""
+    text = value.decode("latin-1").strip()
+    if text.startswith("["):
+        return text[1:].partition("]")[0]
+    return text.partition(":")[0]
+
+
+class Admin:
+    """The handlers. `clock` is the event loop's."""
+
+    def __init__(self, config: GatewayConfig, fleet: Fleet, router: Router, clock: Callable[[], float]) -> None:
+        self._config = config
+        self._fleet = fleet
+        self._router = router
+        self._clock = clock
+        self._guard = Guard(config.front)
+
+    def routes(self) -> list[OwnRoute]:
+        """The routes to register, each behind the guard."""
+        table: dict[str, dict[bytes, Handler]] = {
+            "/workers": {b"GET": self.workers, b"POST": self.add},
+            "/workers/{name}": {b"GET": self.worker, b"DELETE": self.remove},
+            "/workers/{name}/drain": {b"POST": self.drain},
+            "/get_loads": {b"GET": self.get_loads},
+            "/v1/loads": {b"GET": self.loads},
+            "/policies": {b"GET": self.policies, b"PUT": self.set_policies},
+            "/flush_cache": {b"POST": self.flush_cache, b"GET": self.flush_cache},
+        }
+        return [
+            OwnRoute(label, {method: self._guarded(handler) for method, handler in methods.items()})
+            for label, methods in table.items()
+        ]
+
+    def _guarded(self, handler: Handler) -> Handler:
+        async def answer(request: OwnRequest) -> OwnAnswer:
+            self._guard.check(request)
+            return await handler(request)
+
+        return answer
+
+    # Workers
+
+    async def workers(self, request: OwnRequest) -> OwnAnswer:
+        """All workers with their loads."""
+        now = self._clock()
+        return json_answer({"workers": [worker_view(worker, self._fleet, now) for worker in self._fleet.workers]})
+
+    async def worker(self, request: OwnRequest) -> OwnAnswer:
+        """One worker, by URL or by host:port."""
+        return self._shown(self._named(request))
+
+    async def add(self, request: OwnRequest) -> OwnAnswer:
+        """Take in a worker; it gets requests once it was found to be up."""
+        body = decode(_decode_worker, request.body)
+        if not all(body.models):
+            raise InvalidValueError("models: a name is empty", "models")
+        try:
+            spec = WorkerSpec(body.url, body.role, body.kind, body.bootstrap_port, body.models)
+        except ConfigError as error:
+            raise _invalid(error) from None
+        return self._shown(self._fleet.add(spec, self._clock()), 201)
+
+    async def drain(self, request: OwnRequest) -> OwnAnswer:
+        """Give a worker no more requests; it is removed when its last one ended or the time is over."""
+        body = decode(_decode_drain, request.body) if request.body.strip() else DrainBody()
+        if body.timeout_s is not None and not 0 <= body.timeout_s <= MAX_DRAIN_S:
+            raise InvalidValueError(
+                f"timeout_s: {body.timeout_s} must be at least 0 and at most {MAX_DRAIN_S:g}", "timeout_s"
+            )
+        worker = self._named(request)
+        self._fleet.drain(worker, self._clock(), body.timeout_s)
+        return self._shown(worker, 202)
+
+    async def remove(self, request: OwnRequest) -> OwnAnswer:
+        """Remove a worker at once; its requests go on, unless the query says cancel=true."""
+        given = parse_qs(request.query.decode("latin-1")).get("cancel", ["false"])[-1].lower()
+        if given not in ("true", "false"):
+            raise InvalidValueError(f"cancel: {given!r} must be true or false", "cancel")
+        worker = self._named(request)
+        self._fleet.remove(worker, cancel=given == "true")
+        return self._shown(worker)
+
+    def _named(self, request: OwnRequest) -> Worker:
+        """The worker of the path. Raises NotFoundError, or InvalidValueError for what is no URL."""
+        try:
+            url = worker_url(request.name)
+        except ConfigError as error:
+            raise _invalid(error) from None
+        return self._fleet.get(url)
+
+    def _shown(self, worker: Worker, status: int = 200) -> OwnAnswer:
+        return json_answer(worker_view(worker, self._fleet, self._clock()), status)
+
+    # Loads
+
+    async def loads(self, request: OwnRequest) -> OwnAnswer:
+        """Every rank of every worker, as reported and as believed."""
+        return json_answer(loads_page(self._fleet, self._clock()))
+
+    async def get_loads(self, request: OwnRequest) -> OwnAnswer:
+        """One entry per worker: the tokens it is believed to have, and its ranks."""
+        now = self._clock()
+        rows = [
+            {"worker": worker.url, "worker_type": worker.role, "load": worker.load.load(), "ranks": ranks}
+            for worker, ranks in ((each, rank_views(each, now)) for each in self._fleet.workers)
+        ]
+        return json_answer({"workers": rows})
+
+    # Policies
+
+    async def policies(self, request: OwnRequest) -> OwnAnswer:
+        """The policies in force, by role."""
+        return json_answer(policies_view(self._router))
+
+    async def set_policies(self, request: OwnRequest) -> OwnAnswer:
+        """Exchange policies from the next request on. Built-in and installed ones only: no code comes in this way."""
+        body = decode(_decode_policies, request.body)
+        if body.policy is None and body.rank_policy is None:
+            raise InvalidValueError("policy: name a policy, a rank_policy or both", "policy", "missing_parameter")
+        for field, name in (("policy", body.policy), ("rank_policy", body.rank_policy)):
+            if name is not None and ":" in name:
+                raise InvalidValueError(f"{field}: {name!r}: a dotted path is for --{field.replace('_', '-')}", field)
+        made = {}
+        for role in WORKER_ROLES if body.role is None else (body.role,):
+            now = self._router.policies(role)
+            names = (body.policy or now.worker_name, body.rank_policy or now.rank_name)
+            try:
+                made[role] = make_policies(*names, self._config.routing.routing_seed)
+            except ConfigError as error:
+                field = "policy" if body.rank_policy is None or str(error).startswith("worker") else "rank_policy"
+                raise InvalidValueError(str(error), field) from None
+        for role, policies in made.items():
+            self._router.set_policies(role, policies)
+        return json_answer(policies_view(self._router))
+
+    # To all workers
+
+    async def flush_cache(self, request: OwnRequest) -> OwnAnswer:
+        """Have every worker drop its cached prefixes, and forget what routing knows of them."""
+        workers = [worker for worker in self._fleet.workers if worker.state != "starting"]
+        rows = await asyncio.gather(*(self._flush(worker) for worker in workers))
+        return json_answer({"workers": rows}, 200 if all(row["ok"] for row in rows) else 502)
+
+    async def _flush(self, worker: Worker) -> dict[str, Any]:
+        timeout_s = self._config.health.health_check_timeout_s
+        site = Site(worker.url, worker.transport, timeout_s, self._config.workers.worker_api_key)
+        try:
+            answer = await site.post(FLUSH_PATHS.get(worker.kind or "", FLUSH_PATH), b"", [])
+        except FetchError as error:
+            return {"worker": worker.url, "ok": False, "error": str(error)}
+        if answer.is_ok:
+            for listener in self._fleet.listeners:
+                listener.left(worker)
+        return {"worker": worker.url, "ok": answer.is_ok, "status": answer.status}
+
+
+def _invalid(error: ConfigError) -> InvalidValueError:
+    """A wrong worker as clients are told of it: "worker: ..." is about their field `url`."""
+    field, _, rest = str(error).partition(": ")
+    field = "url" if field == "worker" else field.replace("-", "_")
+    return InvalidValueError(f"{field}: {rest}", field)
