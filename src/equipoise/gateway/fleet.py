@@ -203,6 +203,8 @@ class Fleet:
         """`worker` said what it is; one that was starting or unhealthy is ready from now on, with a cold cache."""
         was_known, was_ready = worker.is_known, worker.state == "ready"
         old = (worker.models, worker.kind, worker.places)
+        if was_ready and what.rank_labels != worker.rank_labels:
+            self._tell_left(worker)
         has_new_ranks = worker.learn(what)
         if was_ready and not has_new_ranks and old == (worker.models, worker.kind, worker.places):
             return

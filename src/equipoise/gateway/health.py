@@ -44,3 +44,8 @@ class Health:
         self.is_healthy = is_good
         self._num_against = 0
         return True
+
+    def reset(self) -> None:
+        """The worker was found anew: it is healthy."""
+        self.is_healthy = True
+        self._num_against = 0
