@@ -23,7 +23,6 @@ from equipoise.request import EncoderItem, Request, SamplingParams
 from equipoise.sched.assemble import build_scheduler
 from equipoise.sched.encoder import EncoderCache
 from equipoise.sched.extend import Extension
-from equipoise.sched.gates import PrefillAlignment
 from equipoise.sched.resources import LoraSlots
 from equipoise.sched.rules import RankState
 
@@ -246,7 +245,10 @@ class Settings:
             prefill_interval=self.prefill_interval,
             admission_cap=self.admission_cap,
             min_free_seats=self.min_free_seats,
+            balance=self.balance_margin is not None,
             balance_margin=self.balance_margin,
+            prefill_alignment=self.aligns_ranks,
+            prefill_alignment_passes=3 if self.aligns_ranks else None,
             adaptive_prefill_cap=self.adaptive_prefill_cap,
             order=self.order,
             ageing_s=AGEING_S,
@@ -500,7 +502,6 @@ class Driver:
             limits=[cache.limit_rule for cache in caches],
             drafter=drafter,
             remote=self.store if settings.has_remote else None,
-            prefill_gates=[PrefillAlignment(max_passes=3)] if settings.aligns_ranks else [],
         )
         self.scheduler = settings.build(self.clock, extension)
         self.executor = MemoryExecutor(self.scheduler.columns, settings.num_pages, self.encoder)

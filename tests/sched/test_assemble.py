@@ -7,6 +7,7 @@ from tests.sched.rig import Rig
 
 from equipoise.config import SchedulerConfig
 from equipoise.errors import ConfigError
+from equipoise.sched.rules import RankState
 
 
 @pytest.mark.parametrize(
@@ -27,7 +28,23 @@ from equipoise.errors import ConfigError
         ({"max_waiting_reqs": 0}, "max-waiting-reqs: 0 must be at least 1"),
         ({"max_waiting_tokens": 0}, "max-waiting-tokens: 0 must be at least 1"),
         ({"min_free_seats": 9}, "min-free-seats: 9 is more than max-running, 8"),
-        ({"balance_margin": 8}, "balance-margin: 8 must be less than max-running, 8"),
+        ({"balance": True, "balance_margin": 8}, "balance-margin: 8 must be less than max-running, 8"),
+        ({"balance": True, "max_running": 1}, "balance-margin: 1 must be less than max-running, 1"),
+        ({"balance": True, "balance_margin": -1}, "balance-margin: -1 must be at least 0"),
+        ({"balance_margin": 1}, "balance-margin: 1 has no effect while balance is off"),
+        ({"prefill_alignment_passes": 3}, "prefill-alignment-passes: 3 has no effect while prefill-alignment is off"),
+        (
+            {"prefill_alignment_delay_s": 3.0},
+            "prefill-alignment-delay: 3.0 has no effect while prefill-alignment is off",
+        ),
+        (
+            {"prefill_alignment": True, "prefill_alignment_passes": 0},
+            "prefill-alignment-passes: 0 must be at least 1",
+        ),
+        (
+            {"prefill_alignment": True, "prefill_alignment_delay_s": 0.0},
+            "prefill-alignment-delay: 0.0 must be more than 0",
+        ),
         ({"admission_cap": 0}, "admission-cap: 0 must be at least 1"),
         ({"prefill_interval": 0}, "prefill-interval: 0 must be at least 1"),
         ({"ageing_s": 0.0}, "ageing-s: 0.0 must be more than 0"),
@@ -79,3 +96,55 @@ def test_a_watermark_is_a_share_of_the_pages_rounded_down(watermark, prompt):
 
 def test_defaults_are_asynchronous_by_one_step():
     assert SchedulerConfig().depth == 1
+
+
+def with_a_peer(rig, num_running=0):
+    """One step beside another rank that runs so many and wants no prefill; the rows of the step."""
+    scheduler = rig.scheduler
+    plan = scheduler.schedule((scheduler.state(), RankState(num_running, 0)))
+    if not plan.is_empty:
+        rig.outstanding.append(plan)
+        rig.land()
+    return [(row.request.request_id, row.n) for row in plan.prefills]
+
+
+@pytest.mark.parametrize(
+    ("settings", "full_from"),
+    [({}, None), ({"balance": True}, 7), ({"balance": True, "balance_margin": 0}, 8)],
+)
+def test_balance_admits_nobody_while_a_rank_is_full(settings, full_from):
+    for num_running in range(9):
+        rig = Rig(**settings)
+        rig.add("a", 4)
+        is_full = full_from is not None and num_running >= full_from
+        assert with_a_peer(rig, num_running) == ([] if is_full else [("a", 4)])
+
+
+@pytest.mark.parametrize(
+    ("settings", "waits"),
+    [({}, 30), ({"prefill_alignment_passes": 2}, 2), ({"prefill_alignment_delay_s": 3.0}, 3)],
+)
+def test_prefill_alignment_waits_for_the_other_ranks_within_its_bounds(settings, waits):
+    rig = Rig(prefill_alignment=True, **settings)
+    rig.add("a", 4)
+    for _ in range(waits):
+        assert with_a_peer(rig) == []
+        # 5 seconds, the default, take more steps than 30
+        rig.clock.advance(1.0 if "prefill_alignment_delay_s" in settings else 0.01)
+    assert with_a_peer(rig) == [("a", 4)]
+
+
+@pytest.mark.parametrize("interval", [2, 3, 4, 8])
+@pytest.mark.parametrize("passes", [1, 2, 3, 7])
+def test_cadence_and_alignment_meet_in_a_bounded_number_of_steps(interval, passes):
+    rig = Rig(prefill_alignment=True, prefill_alignment_passes=passes, prefill_interval=interval, max_running=2)
+    rig.add("long", 4, max_tokens=100)
+    for _ in range(passes):
+        assert with_a_peer(rig) == []
+    assert with_a_peer(rig) == [("long", 4)]
+    for offset in range(interval):
+        rig.steps(offset)  # the cadence counts on while the ranks agree
+        name = f"late {offset}"
+        rig.add(name, 4, max_tokens=1)
+        # the rest of an opening that came too early, the wait, and an opening that has a step of the cadence
+        assert [(name, 4)] in [with_a_peer(rig) for _ in range(interval - 1 + passes + interval)]

@@ -80,6 +80,20 @@ def test_alignment_forgets_its_passes_when_company_comes():
     assert [gate(want(1, 0)) for _ in range(4)] == [0, 0, 0, OPEN]
 
 
+def test_alignment_stays_open_for_so_many_passes():
+    gate = PrefillAlignment(max_passes=2, num_open=3)
+    answers = [gate(want(1, 0)) for _ in range(10)]
+    assert answers == [0, 0, OPEN, OPEN, OPEN, 0, 0, OPEN, OPEN, OPEN]
+    assert gate(want(1, 1)) == OPEN
+
+
+def test_alignment_closes_again_once_company_has_come():
+    gate = PrefillAlignment(max_passes=1, num_open=3)
+    assert [gate(want(1, 0)) for _ in range(2)] == [0, OPEN]
+    assert gate(want(1, 1)) == OPEN
+    assert gate(want(1, 0)) == 0
+
+
 def test_alignment_waits_for_so_many_seconds():
     gate = PrefillAlignment(max_passes=1000, max_delay_s=5.0)
     assert gate(want(1, 0, now_s=10.0)) == 0

@@ -31,6 +31,12 @@ def seconds(name: str, value: float | None, *, may_be_zero: bool = False) -> Non
     raise ConfigError(f"{name}: {value} must be {low} and at most {MAX_SECONDS:g}")
 
 
+def needs(switch: str, is_on: bool, name: str, value: float | None) -> None:
+    """Raise ConfigError when `value` is given for something that is off: it must not be passed over in silence."""
+    if value is not None and not is_on:
+        raise ConfigError(f"{name}: {value} has no effect while {switch} is off, switch it on too")
+
+
 def within(name: str, value: float, low: float, high: float) -> None:
     """Raise ConfigError unless low <= value <= high."""
     if not low <= value <= high:

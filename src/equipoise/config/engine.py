@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from equipoise.config.checks import at_least, seconds
+from equipoise.config.checks import at_least, needs, seconds
 from equipoise.errors import ConfigError
 
 MAX_PAGE_SIZE = 2**16
@@ -17,6 +17,9 @@ MAX_THREADS = 1024
 MAX_VOCAB_SIZE = 2**24
 MAX_COST_MS = 3_600_000.0
 MAX_RANKS = 1024
+BALANCE_MARGIN = 1
+ALIGNMENT_PASSES = 30
+ALIGNMENT_DELAY_S = 5.0
 OrderName = Literal["fcfs", "priority", "shortest-first", "longest-first"]
 ORDERS: tuple[OrderName, ...] = get_args(OrderName)
 
@@ -107,8 +110,20 @@ class SchedulerConfig:
     min_free_seats: int = 1
     """Free seats to wait for before anyone is admitted while others run, so that prefills come in groups."""
 
+    balance: bool = False
+    """Admit nobody while any rank of the group is full, so that prefills come on all ranks at once."""
+
     balance_margin: int | None = None
-    """Admit nobody while any rank runs its seats less this many (0 or 1); no such gate when not given."""
+    """Free seats with which a rank counts as full under `balance`; 1 when not given, 0 shortens the wait."""
+
+    prefill_alignment: bool = False
+    """Prefill only when all ranks of the group have something to prefill, within the two bounds below."""
+
+    prefill_alignment_passes: int | None = None
+    """Steps that a prefill waits at most for the other ranks; 30 when not given."""
+
+    prefill_alignment_delay_s: float | None = None
+    """Seconds that a prefill waits at most for the other ranks; 5 when not given."""
 
     rules: tuple[str, ...] = ()
     """Rules of your own, each "module:function" or an entry point of the group equipoise.rules."""
@@ -155,13 +170,8 @@ class SchedulerConfig:
         at_least("min-free-seats", self.min_free_seats, 1)
         if self.min_free_seats > self.max_running:
             raise ConfigError(f"min-free-seats: {self.min_free_seats} is more than max-running, {self.max_running}")
-        if self.balance_margin is not None and self.balance_margin >= self.max_running:
-            raise ConfigError(
-                f"balance-margin: {self.balance_margin} must be less than max-running, {self.max_running}, "
-                "or nobody is ever admitted"
-            )
+        self._check_gates()
         at_least("depth", self.depth, 0, MAX_DEPTH)
-        at_least("balance-margin", self.balance_margin, 0)
         at_least("num-drafts", self.num_drafts, 0)
         at_least("trace-steps", self.trace_steps, 0)
         at_least("max-bypass", self.max_bypass, 0)
@@ -173,6 +183,20 @@ class SchedulerConfig:
         at_least("max-waiting-tokens", self.max_waiting_tokens, 1)
         if not 0 <= self.watermark < 1:
             raise ConfigError(f"watermark: {self.watermark} must be at least 0 and less than 1")
+
+    def _check_gates(self) -> None:
+        needs("balance", self.balance, "balance-margin", self.balance_margin)
+        at_least("balance-margin", self.balance_margin, 0)
+        margin = BALANCE_MARGIN if self.balance_margin is None else self.balance_margin
+        if self.balance and margin >= self.max_running:
+            raise ConfigError(
+                f"balance-margin: {margin} must be less than max-running, {self.max_running}, "
+                "or nobody is ever admitted"
+            )
+        needs("prefill-alignment", self.prefill_alignment, "prefill-alignment-passes", self.prefill_alignment_passes)
+        needs("prefill-alignment", self.prefill_alignment, "prefill-alignment-delay", self.prefill_alignment_delay_s)
+        at_least("prefill-alignment-passes", self.prefill_alignment_passes, 1)
+        seconds("prefill-alignment-delay", self.prefill_alignment_delay_s)
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from functools import reduce
 from typing import TYPE_CHECKING
 
+from equipoise.config.engine import ALIGNMENT_DELAY_S, ALIGNMENT_PASSES, BALANCE_MARGIN
 from equipoise.errors import ConfigError
 from equipoise.kv.paged import PagedKV
 from equipoise.sched.drafts import NgramDrafter
 from equipoise.sched.explain import DecisionTrace
 from equipoise.sched.extend import Extension, load_extension
-from equipoise.sched.gates import admission_cap, balance, min_free_seats, prefill_cadence
+from equipoise.sched.gates import PrefillAlignment, admission_cap, balance, min_free_seats, prefill_cadence
 from equipoise.sched.limits import long_prefill_cap, page_aligned, whole_prompts
 from equipoise.sched.orders import cheapest, fcfs, last_in, longest_first, outranks, priority, shortest_first
 from equipoise.sched.resources import TokenBudget
@@ -104,7 +105,15 @@ def _shapes(config: SchedulerConfig, page_size: int, *, aligned: bool) -> list[L
 
 
 def _prefill_gates(config: SchedulerConfig) -> list[Gate]:
-    return [prefill_cadence(config.prefill_interval)] if config.prefill_interval > 1 else []
+    gates: list[Gate] = []
+    if config.prefill_interval > 1:
+        gates.append(prefill_cadence(config.prefill_interval))
+    if config.prefill_alignment:
+        passes, delay_s = config.prefill_alignment_passes, config.prefill_alignment_delay_s
+        max_passes = ALIGNMENT_PASSES if passes is None else passes
+        max_delay_s = ALIGNMENT_DELAY_S if delay_s is None else delay_s
+        gates.append(PrefillAlignment(max_passes, max_delay_s, num_open=config.prefill_interval))
+    return gates
 
 
 def _admission_gates(config: SchedulerConfig) -> list[Gate]:
@@ -113,8 +122,9 @@ def _admission_gates(config: SchedulerConfig) -> list[Gate]:
         gates.append(admission_cap(config.admission_cap))
     if config.min_free_seats > 1:
         gates.append(min_free_seats(config.min_free_seats))
-    if config.balance_margin is not None:
-        gates.append(balance(config.max_running, config.balance_margin))
+    if config.balance:
+        margin = BALANCE_MARGIN if config.balance_margin is None else config.balance_margin
+        gates.append(balance(config.max_running, margin))
     return gates
 
 

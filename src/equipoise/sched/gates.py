@@ -50,22 +50,34 @@ class PrefillAlignment:
     Every rank of a lockstep group sees the same `ranks`, counts the same passes and so decides alike. A
     prefill that already runs obeys too, or one rank would go on alone (sgl-project/sglang#35241)."""
 
-    def __init__(self, max_passes: int = 30, max_delay_s: float = 5.0) -> None:
-        """Open again after `max_passes` closed steps or `max_delay_s` seconds, whichever comes first."""
+    def __init__(self, max_passes: int = 30, max_delay_s: float = 5.0, num_open: int = 1) -> None:
+        """Open again after `max_passes` closed steps or `max_delay_s` seconds, whichever comes first, for `num_open`
+        steps.
+
+        With a cadence beside it `num_open` is the cadence's interval: each rank then finds one step in which both
+        are open, whatever its own count of steps."""
         self._max_passes = max_passes
         self._max_delay_s = max_delay_s
+        self._num_open = num_open
+        self._num_left = 0
         self._num_passes = 0
         self._closed_since: float | None = None
 
     def __call__(self, view: StepView) -> int:
         wanting = sum(rank.wants_prefill for rank in view.ranks)
-        if wanting in (0, len(view.ranks)) or self._is_over(view.now_s):
-            self._num_passes, self._closed_since = 0, None
-            return OPEN
-        self._num_passes += 1
-        if self._closed_since is None:
-            self._closed_since = view.now_s
-        return 0
+        if wanting in (0, len(view.ranks)):
+            self._num_left = 0
+        elif self._num_left:
+            self._num_left -= 1
+        elif self._is_over(view.now_s):
+            self._num_left = self._num_open - 1
+        else:
+            self._num_passes += 1
+            if self._closed_since is None:
+                self._closed_since = view.now_s
+            return 0
+        self._num_passes, self._closed_since = 0, None
+        return OPEN
 
     def _is_over(self, now_s: float) -> bool:
         if self._num_passes >= self._max_passes:
