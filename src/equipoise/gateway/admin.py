@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import ipaddress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import parse_qs
 
 import msgspec
@@ -36,6 +36,8 @@ FOREIGN_HEADERS = (b"origin", b"forwarded", b"x-forwarded-for", b"x-forwarded-ho
 """What a browser's page or a proxy sends along, and an operator on this machine does not."""
 FLUSH_PATHS = {"vllm": "/reset_prefix_cache"}
 FLUSH_PATH = "/flush_cache"
+DOTTED = ", or package.module:attribute"
+"""What the command line allows and this does not."""
 MAX_DRAIN_S = 31_536_000.0
 
 
@@ -43,8 +45,8 @@ class WorkerBody(msgspec.Struct, forbid_unknown_fields=True):
     """POST /workers: what `WorkerSpec` has."""
 
     url: str
-    role: WorkerRole = "mixed"
-    kind: WorkerKind = "auto"
+    role: str = "mixed"
+    kind: str = "auto"
     bootstrap_port: int | None = None
     models: tuple[str, ...] = ()
 
@@ -58,7 +60,7 @@ class DrainBody(msgspec.Struct, forbid_unknown_fields=True):
 class PoliciesBody(msgspec.Struct, forbid_unknown_fields=True):
     """PUT /policies: what is to change, for one role or for all."""
 
-    role: WorkerRole | None = None
+    role: str | None = None
     policy: str | None = None
     rank_policy: str | None = None
 
@@ -171,7 +173,9 @@ class Admin:
         if not all(body.models):
             raise InvalidValueError("models: a name is empty", "models")
         try:
-            spec = WorkerSpec(body.url, body.role, body.kind, body.bootstrap_port, body.models)
+            # WorkerSpec checks both words, and says what is allowed
+            role, kind = cast(WorkerRole, body.role), cast(WorkerKind, body.kind)
+            spec = WorkerSpec(body.url, role, kind, body.bootstrap_port, body.models)
         except ConfigError as error:
             raise _invalid(error) from None
         return self._shown(self._fleet.add(spec, self._clock()), 201)
@@ -236,15 +240,17 @@ class Admin:
         for field, name in (("policy", body.policy), ("rank_policy", body.rank_policy)):
             if name is not None and ":" in name:
                 raise InvalidValueError(f"{field}: {name!r}: a dotted path is for --{field.replace('_', '-')}", field)
+        if body.role is not None and body.role not in WORKER_ROLES:
+            raise InvalidValueError(f"role: {body.role!r} must be one of {', '.join(WORKER_ROLES)}", "role")
         made = {}
-        for role in WORKER_ROLES if body.role is None else (body.role,):
+        for role in (each for each in WORKER_ROLES if body.role in (None, each)):
             now = self._router.policies(role)
             names = (body.policy or now.worker_name, body.rank_policy or now.rank_name)
             try:
                 made[role] = make_policies(*names, self._config.routing.routing_seed)
             except ConfigError as error:
                 field = "policy" if body.rank_policy is None or str(error).startswith("worker") else "rank_policy"
-                raise InvalidValueError(str(error), field) from None
+                raise InvalidValueError(str(error).removesuffix(DOTTED), field) from None
         for role, policies in made.items():
             self._router.set_policies(role, policies)
         return json_answer(policies_view(self._router))

@@ -116,7 +116,7 @@ class GatewayMetrics:
         page.family(f"{PREFIX}refused_total", "counter", "Requests that no worker saw", _by("code", self.refused))
         for name, help_text, value in (
             ("clients_gone_total", "Requests whose client left before the end", self.num_clients_gone),
-            ("connections_total", "Connections of clients", self.num_accepted),
+            ("accepted_connections_total", "Connections of clients, ever", self.num_accepted),
             ("log_lines_dropped_total", "Lines of the access log not written", self.num_log_lines_dropped),
         ):
             page.value(f"{PREFIX}{name}", "counter", help_text, value)
