@@ -115,7 +115,8 @@ class Columns:
         if stop_len <= width:
             return
         wider = _token_rows(self.num_seats, min(self.max_model_len, max(stop_len, 2 * width)))
-        wider[:, :width] = self.tokens
+        seated = self.handle >= 0  # rows that nobody uses stay untouched: they take no memory
+        wider[seated, :width] = self.tokens[seated]
         self.tokens = wider
 
 

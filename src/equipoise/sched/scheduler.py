@@ -16,6 +16,7 @@ import numpy as np
 from equipoise.errors import InvalidValueError, InvariantError, QueueFullError
 from equipoise.sched.columns import ONE
 from equipoise.sched.explain import Explanation, Hold, explain
+from equipoise.sched.leap import Leaper
 from equipoise.sched.ledger import LoadCounters, Totals
 from equipoise.sched.places import Places
 from equipoise.sched.planner import Planner
@@ -84,6 +85,8 @@ class Scheduler:
         self._deadlines: list[tuple[float, int]] = []
         self._pause: PauseMode = ""
         self._reconciler = Reconciler(self._places, kv, self.totals)
+        self._leaper = Leaper(self._places, kv, rules, self.totals, bypasses=max_bypass > 0)
+        self._planned_at = 0  # moves of requests that the last plan knew of
         self._hold = Hold("", clock.now())
         self._step = 0
         self._outstanding: deque[StepPlan] = deque()
@@ -276,6 +279,7 @@ class Scheduler:
         if self._planner.held_by != self._hold.rule:
             self._hold = Hold(self._planner.held_by, view.now_s)
         self._commit(plan)
+        self._planned_at = self._places.ledger.num_moves
         return plan
 
     def _view(self, ranks: tuple[RankState, ...] | None) -> StepView:
@@ -349,6 +353,20 @@ class Scheduler:
             raise InvariantError(f"step {plan.step} is not the oldest of {len(self._outstanding)} outstanding steps")
         self._places.ledger.land(self._outstanding.popleft().num_rows)
         return self._reconciler.apply(plan, output)
+
+    def quiet_steps(self, most: int) -> int:
+        """How many of the next `most` steps do nothing but decode all that runs, so that `leap` may take them.
+
+        To be asked after a step that was one, with a plan for each of the `depth` steps ahead. Limits and gates are
+        taken to answer alike as long as nothing happens to a request. 0 when in doubt."""
+        if self._planned_at != self._places.ledger.num_moves:
+            return 0  # a request came or went since: the next plan may differ
+        return self._leaper.num_quiet(self._outstanding, self._planner.held_by, most)
+
+    def leap(self, n: int) -> None:
+        """Take `n` quiet steps at once, as n pairs of `schedule` and `apply` would, all rows drawing token 0."""
+        self._leaper.leap(self._outstanding, self._planner.held_by, n)
+        self._step += n
 
     # ---------------------------------------------------------------- small things
 

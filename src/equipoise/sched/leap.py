@@ -1,0 +1,135 @@
+"""Steps in which nothing happens to any request, taken in one move: for virtual time, where nobody looks in between.
+
+What a leap of n steps leaves behind is what n pairs of `schedule` and `apply` would, pages and prefixes included:
+pages are given out and published in the order of the steps.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from equipoise.errors import InvariantError
+from equipoise.sched.planner import NO_PAGES, NO_SEAT
+
+if TYPE_CHECKING:
+    from collections import deque
+
+    from numpy.typing import NDArray
+
+    from equipoise.kv.protocol import KVMemory
+    from equipoise.sched.ledger import Totals
+    from equipoise.sched.places import Places
+    from equipoise.sched.plan import StepPlan
+    from equipoise.sched.rules import Rules
+
+LASTING_HOLDS = frozenset({"", NO_SEAT, NO_PAGES})
+"""What keeps the head of the queue out as long as nobody ends: no request waits, or there is no seat or page."""
+
+
+class Leaper:
+    """Knows how many steps will be quiet, and takes them."""
+
+    def __init__(self, places: Places, kv: KVMemory, rules: Rules, totals: Totals, *, bypasses: bool) -> None:
+        """`bypasses`: requests that lack pages may be passed by others."""
+        self._places = places
+        self._columns = places.columns
+        self._kv = kv
+        self._totals = totals
+        # Rules that look at every step are not leapt over.
+        self._is_plain = not (rules.observers or rules.resources or rules.drafter or rules.remote)
+        self._lasting = LASTING_HOLDS - {NO_PAGES} if bypasses else LASTING_HOLDS
+
+    def num_quiet(self, outstanding: deque[StepPlan], held_by: str, most: int) -> int:
+        """How many of the next `most` steps do nothing but decode all that decodes; 0 when in doubt."""
+        places, columns = self._places, self._columns
+        seats = places.decoding.seats()
+        if not self._is_plain or held_by not in self._lasting or not len(seats) or columns.stop_width:
+            return 0
+        if len(seats) != places.num_running or places.ledger.num_waiting_reqs != len(places.waiting):
+            return 0  # somebody prefills, drains or is about to wait
+        if any(plan.prefills or not np.array_equal(plan.decode_seats, seats) for plan in outstanding):
+            return 0
+        # A step after which a length is certain moves its request: it is not quiet.
+        most = min(most, int((columns.stop_len[seats] - columns.length[seats]).min()) - 1)
+        return self._affordable(seats, most) if most > 0 else 0
+
+    def _affordable(self, seats: NDArray[np.int64], most: int) -> int:
+        """The largest n, at most `most`, for which there are pages."""
+        room = self._columns.capacity[seats] - self._columns.computed[seats]
+        page_size, num_free = self._kv.page_size, self._kv.num_free
+
+        def num_pages(n: int) -> int:
+            return int((np.maximum(n - room + page_size - 1, 0) // page_size).sum())
+
+        if num_pages(most) <= num_free:
+            return most
+        low, high = 0, most
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if num_pages(middle) <= num_free else (low, middle)
+        return low
+
+    def leap(self, outstanding: deque[StepPlan], held_by: str, n: int) -> None:
+        """Take `n` quiet steps, in each of which every row draws token 0."""
+        columns = self._columns
+        seats = self._places.decoding.seats().copy()
+        turns = self._turns(seats, n, len(outstanding))
+        last_landing = bisect_left(turns, (2 * n + 1, 0))
+        self._turn_pages(seats, turns[:last_landing], len(outstanding))
+        if held_by == NO_PAGES:
+            self._match_head()
+        self._turn_pages(seats, turns[last_landing:], len(outstanding))
+        columns.computed[seats] += n
+        columns.known[seats] += n
+        columns.length[seats] += n
+        for plan in outstanding:
+            plan.step += n
+            plan.decode_starts = plan.decode_starts + n
+            plan.sampled_at = plan.sampled_at + n
+        self._places.ledger.deliver(n * len(seats))
+        self._totals.steps += n
+        self._totals.output_tokens += n * len(seats)
+
+    def _turns(self, seats: NDArray[np.int64], n: int, num_outstanding: int) -> list[tuple[int, int]]:
+        """(turn, row) of the pages that begin and fill, in the order of the steps, as what is evicted and who
+        publishes a key first depend on it. In turn 2i step i of 1..n is planned, in turn 2i + 1 the oldest lands."""
+        columns, page_size = self._columns, self._kv.page_size
+        computed, known = columns.computed[seats], columns.known[seats]
+        # Step i writes position computed + i - 1 of a row; the step that lands is `num_outstanding` positions behind.
+        begins = _occasions(columns.capacity[seats] - computed + 1, page_size, n)
+        fills = _occasions(page_size - (computed - num_outstanding) % page_size, page_size, n)
+        for row, seat in enumerate(seats.tolist()):
+            columns.tokens[seat, known[row] : known[row] + n] = 0
+        return sorted([(2 * step, row) for step, row in begins] + [(2 * step + 1, row) for step, row in fills])
+
+    def _turn_pages(self, seats: NDArray[np.int64], turns: list[tuple[int, int]], num_outstanding: int) -> None:
+        """Give out and publish pages; the columns still stand where the leap began."""
+        columns = self._columns
+        for turn, row in turns:
+            seat = int(seats[row])
+            request = self._places.at(seat)
+            step, lands = divmod(turn, 2)
+            upto = int(columns.computed[seat]) + step
+            if lands:
+                self._kv.publish(request, columns.tokens[seat], upto - num_outstanding)
+            elif self._kv.grow(request, upto):
+                columns.write_pages(request, seat)
+            else:
+                raise InvariantError(f"step {step} of a leap lacks pages, {self._kv.num_free} are free")
+
+    def _match_head(self) -> None:
+        """The head of the queue, which lacks pages, asks in every step for what is cached of it: so it does now."""
+        head = self._places.waiting.head()
+        if head is not None:
+            self._places.ledger.recognise(head, self._kv.match(head).num_tokens)
+
+
+def _occasions(first: NDArray[np.int64], every: int, n: int) -> list[tuple[int, int]]:
+    """(step, row) of each row's steps `first`, `first + every`, ... that are among the steps 1 to `n`."""
+    found: list[tuple[int, int]] = []
+    for row in np.flatnonzero(first <= n).tolist():
+        found += [(step, row) for step in range(int(first[row]), n + 1, every)]
+    return found
