@@ -12,8 +12,9 @@ from tests.gateway.pure_fleet import empty_fleet, join, router_of
 from equipoise.config.gateway import FrontConfig, GatewayConfig
 from equipoise.gateway.admin import Admin, is_loopback
 from equipoise.gateway.metrics import GatewayMetrics
-from equipoise.gateway.own import OwnRequest, OwnRoutes
+from equipoise.gateway.own import OwnRoutes
 from equipoise.gateway.probes import Probes
+from equipoise.gateway.request import ClientRequest
 from equipoise.gateway.worker import Found
 from equipoise.route.account import RankReport
 from equipoise.route.policy import Ask
@@ -43,7 +44,10 @@ class Gateway:
         raw = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
         route = self.routes.find(path.encode())
         assert route is not None, path
-        answer = asyncio.run(route.answer(OwnRequest(method.encode(), path.encode(), query, headers, raw)))
+        target = path.encode() + (b"?" + query if query else b"")
+        request = ClientRequest(method.encode(), target, headers, [])
+        request.body = raw
+        answer = asyncio.run(route.answer(request))
         return answer.status, json.loads(answer.body)
 
     def refusal(self, method: str, path: str, body: object = None, query: bytes = b"") -> tuple[int, str, str | None]:

@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING
 import pytest
 
 from equipoise.errors import NotFoundError, UnauthorizedError, UnavailableError
-from equipoise.gateway.own import OwnRequest, OwnRoute, OwnRoutes, json_answer
+from equipoise.gateway.own import OwnRoute, OwnRoutes, json_answer
+from equipoise.gateway.request import ClientRequest
 
 if TYPE_CHECKING:
     from equipoise.gateway.own import OwnAnswer
 
 
-async def echo(request: OwnRequest) -> OwnAnswer:
+async def echo(request: ClientRequest, name: str) -> OwnAnswer:
     """Answers with the name in the path."""
-    return json_answer(request.name)
+    return json_answer(name)
 
 
 LABELS = ("/health", "/workers", "/workers/{name}", "/workers/{name}/drain", "/v1/models/{name}")
@@ -42,7 +43,7 @@ def test_a_path_leads_to_its_route(path: bytes, label: str, name: str) -> None:
     route = ROUTES.find(path)
     assert route is not None
     assert route.label == label
-    answer = asyncio.run(route.answer(OwnRequest(b"GET", path, b"", [], b"")))
+    answer = asyncio.run(route.answer(ClientRequest(b"GET", path, [], [])))
     assert (answer.status, json.loads(answer.body)) == (200, name)
 
 
@@ -60,28 +61,28 @@ def test_other_paths_are_for_workers(path: bytes) -> None:
     ],
 )
 def test_errors_are_answers(error: Exception, header: tuple[bytes, bytes] | None) -> None:
-    async def fail(request: OwnRequest) -> OwnAnswer:
+    async def fail(request: ClientRequest, name: str) -> OwnAnswer:
         raise error
 
-    answer = asyncio.run(OwnRoute("/x", {b"GET": fail}).answer(OwnRequest(b"HEAD", b"/x", b"", [], b"")))
+    answer = asyncio.run(OwnRoute("/x", {b"GET": fail}).answer(ClientRequest(b"HEAD", b"/x", [], [])))
     assert answer.status == error.status  # type: ignore[attr-defined]
     assert json.loads(answer.body)["error"]["message"] == "x"
     assert header is None or header in answer.headers
 
 
 def test_a_bug_is_an_answer_too(caplog: pytest.LogCaptureFixture) -> None:
-    async def fail(request: OwnRequest) -> OwnAnswer:
+    async def fail(request: ClientRequest, name: str) -> OwnAnswer:
         raise ZeroDivisionError
 
-    answer = asyncio.run(OwnRoute("/x", {b"GET": fail}).answer(OwnRequest(b"GET", b"/x", b"", [], b"")))
+    answer = asyncio.run(OwnRoute("/x", {b"GET": fail}).answer(ClientRequest(b"GET", b"/x", [], [])))
     assert answer.status == 500
     assert "/x failed" in caplog.text
 
 
 def test_other_methods_are_named() -> None:
     route = OwnRoute("/x", {b"PUT": echo, b"GET": echo})
-    answer = asyncio.run(route.answer(OwnRequest(b"POST", b"/x", b"", [], b"")))
+    answer = asyncio.run(route.answer(ClientRequest(b"POST", b"/x", [], [])))
     assert answer.status == 405
     assert (b"allow", b"GET, PUT") in answer.headers
     assert "/x is not there for POST" in json.loads(answer.body)["error"]["message"]
-    assert asyncio.run(route.answer(OwnRequest(b"HEAD", b"/x", b"", [], b""))).status == 200
+    assert asyncio.run(route.answer(ClientRequest(b"HEAD", b"/x", [], []))).status == 200

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
     from equipoise.config.gateway import FrontConfig, GatewayConfig
     from equipoise.gateway.fleet import Fleet
-    from equipoise.gateway.own import Handler, OwnRequest
+    from equipoise.gateway.own import Handler
+    from equipoise.gateway.request import ClientRequest
     from equipoise.gateway.router import Router
     from equipoise.gateway.worker import Worker
 
@@ -78,7 +79,7 @@ class Guard:
         self._is_on = config.admin
         self._is_loopback = is_loopback(config.host)
 
-    def check(self, request: OwnRequest) -> None:
+    def check(self, request: ClientRequest) -> None:
         """Raises ForbiddenError, which says how to turn the routes on, or UnauthorizedError."""
         if not self._is_on:
             raise ForbiddenError("the admin routes are off: start the gateway with --admin")
@@ -97,7 +98,7 @@ class Guard:
                 "the admin routes answer to localhost and loopback addresses only unless the gateway has an --admin-key"
             )
 
-    def _check_key(self, request: OwnRequest, key: bytes) -> None:
+    def _check_key(self, request: ClientRequest, key: bytes) -> None:
         scheme, _, token = (request.header(b"authorization") or b"").partition(b" ")
         given = [token.strip()] if scheme.lower() == b"bearer" else []
         given.append((request.header(b"x-admin-key") or b"").strip())
@@ -150,24 +151,24 @@ class Admin:
         ]
 
     def _guarded(self, handler: Handler) -> Handler:
-        async def answer(request: OwnRequest) -> OwnAnswer:
+        async def answer(request: ClientRequest, name: str) -> OwnAnswer:
             self._guard.check(request)
-            return await handler(request)
+            return await handler(request, name)
 
         return answer
 
     # Workers
 
-    async def workers(self, request: OwnRequest) -> OwnAnswer:
+    async def workers(self, request: ClientRequest, name: str) -> OwnAnswer:
         """All workers with their loads."""
         now = self._clock()
         return json_answer({"workers": [worker_view(worker, self._fleet, now) for worker in self._fleet.workers]})
 
-    async def worker(self, request: OwnRequest) -> OwnAnswer:
+    async def worker(self, request: ClientRequest, name: str) -> OwnAnswer:
         """One worker, by URL or by host:port."""
-        return self._shown(self._named(request))
+        return self._shown(self._named(name))
 
-    async def add(self, request: OwnRequest) -> OwnAnswer:
+    async def add(self, request: ClientRequest, name: str) -> OwnAnswer:
         """Take in a worker; it gets requests once it was found to be up."""
         body = decode(_decode_worker, request.body)
         if not all(body.models):
@@ -180,30 +181,30 @@ class Admin:
             raise _invalid(error) from None
         return self._shown(self._fleet.add(spec, self._clock()), 201)
 
-    async def drain(self, request: OwnRequest) -> OwnAnswer:
+    async def drain(self, request: ClientRequest, name: str) -> OwnAnswer:
         """Give a worker no more requests; it is removed when its last one ended or the time is over."""
         body = decode(_decode_drain, request.body) if request.body.strip() else DrainBody()
         if body.timeout_s is not None and not 0 <= body.timeout_s <= MAX_DRAIN_S:
             raise InvalidValueError(
                 f"timeout_s: {body.timeout_s} must be at least 0 and at most {MAX_DRAIN_S:g}", "timeout_s"
             )
-        worker = self._named(request)
+        worker = self._named(name)
         self._fleet.drain(worker, self._clock(), body.timeout_s)
         return self._shown(worker, 202)
 
-    async def remove(self, request: OwnRequest) -> OwnAnswer:
+    async def remove(self, request: ClientRequest, name: str) -> OwnAnswer:
         """Remove a worker at once; its requests go on, unless the query says cancel=true."""
         given = parse_qs(request.query.decode("latin-1")).get("cancel", ["false"])[-1].lower()
         if given not in ("true", "false"):
             raise InvalidValueError(f"cancel: {given!r} must be true or false", "cancel")
-        worker = self._named(request)
+        worker = self._named(name)
         self._fleet.remove(worker, cancel=given == "true")
         return self._shown(worker)
 
-    def _named(self, request: OwnRequest) -> Worker:
+    def _named(self, name: str) -> Worker:
         """The worker of the path. Raises NotFoundError, or InvalidValueError for what is no URL."""
         try:
-            url = worker_url(request.name)
+            url = worker_url(name)
         except ConfigError as error:
             raise _invalid(error) from None
         return self._fleet.get(url)
@@ -213,11 +214,11 @@ class Admin:
 
     # Loads
 
-    async def loads(self, request: OwnRequest) -> OwnAnswer:
+    async def loads(self, request: ClientRequest, name: str) -> OwnAnswer:
         """Every rank of every worker, as reported and as believed."""
         return json_answer(loads_page(self._fleet, self._clock()))
 
-    async def get_loads(self, request: OwnRequest) -> OwnAnswer:
+    async def get_loads(self, request: ClientRequest, name: str) -> OwnAnswer:
         """One entry per worker: the tokens it is believed to have, and its ranks."""
         now = self._clock()
         rows = [
@@ -228,18 +229,18 @@ class Admin:
 
     # Policies
 
-    async def policies(self, request: OwnRequest) -> OwnAnswer:
+    async def policies(self, request: ClientRequest, name: str) -> OwnAnswer:
         """The policies in force, by role."""
         return json_answer(policies_view(self._router))
 
-    async def set_policies(self, request: OwnRequest) -> OwnAnswer:
+    async def set_policies(self, request: ClientRequest, name: str) -> OwnAnswer:
         """Exchange policies from the next request on. Built-in and installed ones only: no code comes in this way."""
         body = decode(_decode_policies, request.body)
         if body.policy is None and body.rank_policy is None:
             raise InvalidValueError("policy: name a policy, a rank_policy or both", "policy", "missing_parameter")
-        for field, name in (("policy", body.policy), ("rank_policy", body.rank_policy)):
-            if name is not None and ":" in name:
-                raise InvalidValueError(f"{field}: {name!r}: a dotted path is for --{field.replace('_', '-')}", field)
+        for field, given in (("policy", body.policy), ("rank_policy", body.rank_policy)):
+            if given is not None and ":" in given:
+                raise InvalidValueError(f"{field}: {given!r}: a dotted path is for --{field.replace('_', '-')}", field)
         if body.role is not None and body.role not in WORKER_ROLES:
             raise InvalidValueError(f"role: {body.role!r} must be one of {', '.join(WORKER_ROLES)}", "role")
         made = {}
@@ -257,7 +258,7 @@ class Admin:
 
     # To all workers
 
-    async def flush_cache(self, request: OwnRequest) -> OwnAnswer:
+    async def flush_cache(self, request: ClientRequest, name: str) -> OwnAnswer:
         """Have every worker drop its cached prefixes, and forget what routing knows of them."""
         workers = [worker for worker in self._fleet.workers if worker.state != "starting"]
         rows = await asyncio.gather(*(self._flush(worker) for worker in workers))

@@ -1,4 +1,4 @@
-"""Requests that the gateway answers itself: their shape, and which path leads to which handler.
+"""Requests that the gateway answers itself: which path leads to which handler, and the shape of answers.
 
 The data plane reads them as any other request, asks `OwnRoutes.find`, and writes what `OwnRoute.answer` gives.
 """
@@ -17,37 +17,15 @@ from equipoise.gateway.wire import error_headers, openai_error
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
+    from equipoise.gateway.request import ClientRequest
     from equipoise.gateway.transport import Header
 
-    Handler = Callable[["OwnRequest"], Awaitable["OwnAnswer"]]
+    Handler = Callable[[ClientRequest, str], Awaitable["OwnAnswer"]]
+    """Answers a request; the text is what its path names, decoded, "" for a path that names nothing."""
 
 log = logging.getLogger(__name__)
 
 encode = msgspec.json.Encoder().encode
-
-
-class OwnRequest:
-    """A request as handlers see it.
-
-    path: as on the wire, without its query; query: what follows the "?"; name: what the path names, decoded, for
-    routes that end in a name; headers: with their names as they came; body: whole"""
-
-    __slots__ = ("body", "headers", "method", "name", "path", "query")
-
-    def __init__(self, method: bytes, path: bytes, query: bytes, headers: Sequence[Header], body: bytes) -> None:
-        self.method = method
-        self.path = path
-        self.query = query
-        self.headers = headers
-        self.body = body
-        self.name = ""
-
-    def header(self, name: bytes) -> bytes | None:
-        """The first header `name` (in lower case), or None."""
-        for key, value in self.headers:
-            if key.lower() == name:
-                return value
-        return None
 
 
 class OwnAnswer:
@@ -88,13 +66,10 @@ class OwnRoute:
         self.name_start = len(prefix) if brace else None
         self.name_end = len(suffix)
 
-    async def answer(self, request: OwnRequest) -> OwnAnswer:
+    async def answer(self, request: ClientRequest) -> OwnAnswer:
         """What the handler says. Raises nothing: what goes wrong is an answer too."""
         try:
-            if self.name_start is not None:
-                end = len(request.path) - self.name_end
-                request.name = unquote(request.path[self.name_start : end].decode("latin-1"))
-            return await self._handler(request)(request)
+            return await self._handler(request)(request, self._name(request.path))
         except RequestError as error:
             answer = error_answer(error)
             if error.status == 405:
@@ -104,7 +79,12 @@ class OwnRoute:
             log.exception("%s failed", self.label)
             return error_answer(InternalError("the gateway failed to answer, its log says why"))
 
-    def _handler(self, request: OwnRequest) -> Handler:
+    def _name(self, path: bytes) -> str:
+        if self.name_start is None:
+            return ""
+        return unquote(path[self.name_start : len(path) - self.name_end].decode("latin-1"))
+
+    def _handler(self, request: ClientRequest) -> Handler:
         handler = self.methods.get(b"GET" if request.method == b"HEAD" else request.method)
         if handler is None:
             raise WrongMethodError(f"{self.label} is not there for {request.method.decode('latin-1')}")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from equipoise.gateway.fleet import Fleet
     from equipoise.gateway.metrics import GatewayMetrics
-    from equipoise.gateway.own import OwnRequest
+    from equipoise.gateway.request import ClientRequest
     from equipoise.gateway.router import Router
 
 
@@ -45,11 +45,11 @@ class Probes:
             routes.append(OwnRoute("/metrics", {b"GET": self.metrics}))
         return routes
 
-    async def health(self, request: OwnRequest) -> OwnAnswer:
+    async def health(self, request: ClientRequest, name: str) -> OwnAnswer:
         """200 as long as the process answers."""
         return json_answer({"status": "ok"})
 
-    async def readiness(self, request: OwnRequest) -> OwnAnswer:
+    async def readiness(self, request: ClientRequest, name: str) -> OwnAnswer:
         """200 while a request could be served; 503 when no worker is ready, and while the gateway stops."""
         if self.is_closing:
             raise UnavailableError("the gateway is shutting down")
@@ -58,21 +58,21 @@ class Probes:
             raise UnavailableError(f"no worker takes requests: {states or 'there is none'}")
         return json_answer({"status": "ready", "workers": count_states(self._fleet)})
 
-    async def models(self, request: OwnRequest) -> OwnAnswer:
+    async def models(self, request: ClientRequest, name: str) -> OwnAnswer:
         """The models of all workers that are up."""
         found = merged_models(self._fleet, self._metrics.started_at)
         return json_answer({"object": "list", "data": list(found.values())})
 
-    async def model(self, request: OwnRequest) -> OwnAnswer:
+    async def model(self, request: ClientRequest, name: str) -> OwnAnswer:
         """One of them, by its name."""
-        return json_answer(model_card(self._fleet, self._metrics.started_at, request.name))
+        return json_answer(model_card(self._fleet, self._metrics.started_at, name))
 
-    async def metrics(self, request: OwnRequest) -> OwnAnswer:
+    async def metrics(self, request: ClientRequest, name: str) -> OwnAnswer:
         """The page for Prometheus."""
         page = self._metrics.page(self._fleet, self._clock())
         return OwnAnswer(200, page, [(b"content-type", CONTENT_TYPE)])
 
-    async def info(self, request: OwnRequest) -> OwnAnswer:
+    async def info(self, request: ClientRequest, name: str) -> OwnAnswer:
         """Version, models, policies, and how many workers are in which state; no addresses and no keys."""
         return json_answer(
             {
