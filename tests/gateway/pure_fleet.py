@@ -9,6 +9,7 @@ from equipoise.gateway.fleet import Fleet, FleetLimits
 from equipoise.gateway.router import Policies, Router
 from equipoise.gateway.slow_start import SlowStartLimits
 from equipoise.gateway.worker import Found, rank_place
+from equipoise.route.policy import Ask
 from equipoise.route.ranks import MinimumTokens
 from equipoise.route.workers import LeastTokens
 
@@ -63,3 +64,8 @@ def policies() -> Policies:
 def router_of(fleet: Fleet) -> Router:
     """A router over `fleet` with the same policies for every role."""
     return Router(fleet, {"mixed": policies(), "prefill": policies(), "decode": policies()})
+
+
+def ask(prompt: int = 10, output: int = 0) -> Ask:
+    """A request of so many tokens."""
+    return Ask(prompt, output)

@@ -208,13 +208,15 @@ class Fleet:
         has_new_ranks = worker.learn(what)
         if was_ready and not has_new_ranks and old == (worker.models, worker.kind, worker.places):
             return
+        next_change_at = inf
         if worker.state in ("starting", "unhealthy"):
             worker.state = "ready"
+            worker.record.forget()
             worker.breaker.reset()
             if was_known or any(peer.state == "ready" and peer is not worker for peer in self.workers):
                 worker.slow_start.begin(now)  # a fleet that starts as a whole has nobody to spare a worker
-            self._weigh(worker, now)
-        self.changed(now)
+            next_change_at = self._weigh(worker, now)
+        self.changed(next_change_at)
         log.info(
             "worker %s: %s is %s %s, %d ranks, serves %s",
             worker.url, worker.state, worker.kind, worker.version, len(worker.load.ranks),
