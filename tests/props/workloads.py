@@ -432,6 +432,9 @@ class Slots:
         self.needing = needing
         self.held = set()
 
+    def check(self, request):
+        assert request.place == "new"
+
     def begin_step(self):
         assert len(self.held) <= self.num_slots
         return True
@@ -566,8 +569,6 @@ class Driver:
         must_fit = not self._waiting()
         parks = spec.parks or bool(late)
         try:
-            if self.encoder:
-                self.encoder.cache.check(request)
             self.scheduler.add(request, wait_for="input" if late else "event" if spec.parks else None)
         except InvalidValueError:
             assert sum(item.n for item in request.encoder_items) > min(self.settings.encoder)

@@ -28,6 +28,29 @@ def add(rig, name, prompt, *triples, **more):
     return rig.add(name, prompt, max_tokens=more.pop("max_tokens", 1), encoder_items=items(*triples), **more)
 
 
+# ---------------------------------------------------------------- what can never fit
+
+
+@pytest.mark.parametrize(
+    ("triples", "settings", "message"),
+    [
+        ([(0, 5, "x")], {}, "an input of 5 embeddings, at most 4 are allowed"),
+        ([(0, 4, "x"), (4, 5, "y")], {}, "an input of 5 embeddings, at most 4 are allowed"),
+        ([(0, 3, "x"), (3, 3, "y")], {"chunked_prefill": False, "max_step_tokens": 128}, "inputs of 6 embeddings"),
+        ([(3, 3, "y"), (0, 4, "x")], {}, "inputs at positions 0 to 4 and 3 overlap"),
+    ],
+)
+def test_what_could_never_be_encoded_is_refused_when_it_is_added(triples, settings, message):
+    rig = encoder_rig(4, 6, **settings)
+    with pytest.raises(InvalidValueError, match=message) as refused:
+        add(rig, "a", 20, *triples)
+    assert refused.value.field == "prompt"
+    assert rig.scheduler.num_requests == 0
+    add(rig, "b", 20, (0, 4, "x"))
+    rig.drain()
+    assert rig.ended == {"b": "length"}
+
+
 # ---------------------------------------------------------------- budget
 
 

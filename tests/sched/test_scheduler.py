@@ -228,6 +228,9 @@ class Adapters:
         self.log.append(f"take {request.request_id} {n}")
         self.held.append(request.request_id)
 
+    def check(self, request):
+        pass
+
     def give_back(self, request):
         self.log.append(f"give {request.request_id}")
         self.held.remove(request.request_id)

@@ -8,6 +8,7 @@ when others need the room. Requests with equal keys share one copy.
 from __future__ import annotations
 
 from collections import OrderedDict
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from equipoise.errors import InvalidValueError
@@ -42,7 +43,13 @@ class EncoderCache:
         self._num_held_tokens = 0
 
     def check(self, request: Request) -> None:
-        """Raise InvalidValueError for items that no step, or no cache, could ever hold."""
+        """Raise InvalidValueError for items that no step, or no cache, could ever hold, and for items that overlap:
+        the first would be held until it is computed past, and the second could wait for its room for ever."""
+        items = sorted(request.encoder_items)
+        for item, after in pairwise(items):
+            if after.start < item.start + item.n:
+                message = f"prompt: inputs at positions {item.start} to {item.start + item.n} and {after.start} overlap"
+                raise InvalidValueError(message, "prompt")
         most = min(self._max_step_tokens, self._num_cache_tokens)
         sizes = {item.key: item.n for item in request.encoder_items}
         if self._whole_prompts and sum(sizes.values()) > most:

@@ -52,6 +52,9 @@ class LoraSlots:
         self._users: dict[str, set[int]] = {}
         self._has_changed = False
 
+    def check(self, request: Request) -> None:
+        """Any adapter fits when no other runs."""
+
     def begin_step(self) -> bool:
         """True when an adapter came or went since the last step."""
         changed, self._has_changed = self._has_changed, False

@@ -82,6 +82,10 @@ class Resource(Protocol):
         """What explanations call it."""
         ...
 
+    def check(self, request: Request) -> None:
+        """A new request: raise InvalidValueError, naming the field, if there could never be room for it."""
+        ...
+
     def begin_step(self) -> bool:
         """A new step is planned. True when something that did not fit before may fit now."""
         ...

@@ -68,6 +68,7 @@ class Scheduler:
         self.totals = Totals()
         self._clock = clock
         self._drafter = rules.drafter
+        self._resources = rules.resources
         self._places = Places(kv, rules.order, rules.resources, max_running, max_model_len)
         self._planner = Planner(
             self._places,
@@ -96,7 +97,13 @@ class Scheduler:
     def add(self, request: Request, wait_for: str | None = None) -> None:
         """Take a new request. With `wait_for` it is parked under that name until `wake`.
 
-        Raises QueueFullError when the waiting queue is full, InvalidValueError when it can never run."""
+        Raises InvalidValueError when it can never run, QueueFullError when the waiting queue is full."""
+        if request.stop_len > self.max_model_len:
+            raise InvalidValueError(
+                f"prompt: stops at {request.stop_len} tokens, at most {self.max_model_len} fit", "prompt"
+            )
+        for resource in self._resources:
+            resource.check(request)
         self._check_room_to_wait(request)
         requests = self._places.requests
         if request.handle in requests:
@@ -380,10 +387,6 @@ class Scheduler:
         return self._drafter is not None and self._drafter.drafts_for(request)
 
     def _check_room_to_wait(self, request: Request) -> None:
-        if request.stop_len > self.max_model_len:
-            raise InvalidValueError(
-                f"prompt: stops at {request.stop_len} tokens, at most {self.max_model_len} fit", "prompt"
-            )
         ledger = self._places.ledger
         if ledger.num_waiting_reqs >= self._max_waiting_reqs:
             raise QueueFullError(f"{ledger.num_waiting_reqs} requests wait, at most {self._max_waiting_reqs} may")
