@@ -77,6 +77,7 @@ class WorkersFile:
         try:
             stat = os.stat(self.path)
         except OSError as error:
+            self._stamp = None
             self._complain(f"{self.path}: {error.strerror}")
             return False
         stamp = (stat.st_mtime_ns, stat.st_ino, stat.st_size)
