@@ -67,9 +67,14 @@ def main() -> None:
 def _measure(case: Case, bench: Bench, names: list[str], effort: Effort) -> dict[str, Any]:
     load_before = os.getloadavg()[0]
     print(f"{case.name}: {case.title}", file=sys.stderr, flush=True)
-    rounds = case.run(bench, names, effort)
+    measured = case.run(bench, names, effort)
+    rounds = {name: [_rounded(figures) for figures in each] for name, each in measured.items()}
     print(f"{case.name}: {case.title}\n{as_text(case_table(case.name, rounds))}\n", flush=True)
     return {"title": case.title, "date": time.strftime("%Y-%m-%d"), "load_before": load_before, "rounds": rounds}
+
+
+def _rounded(figures: dict[str, float]) -> dict[str, float]:
+    return {name: float(f"{value:.5g}") if isinstance(value, float) else value for name, value in figures.items()}
 
 
 def _write(folder: Path, measured: dict[str, Any], programs: Programs) -> None:
@@ -84,7 +89,7 @@ def _write(folder: Path, measured: dict[str, Any], programs: Programs) -> None:
         "versions": versions(programs),
         "cases": {case.name: cases[case.name] for case in CASES if case.name in cases},
     }
-    data.write_text(json.dumps(report, indent=1, default=float) + "\n", encoding="utf-8")
+    data.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     _, _, notes = text.read_text(encoding="utf-8").partition(NOTES) if text.exists() else ("", "", "")
     text.write_text(page(report, NOTES + notes if notes else ""), encoding="utf-8")
     print(f"written to {data} and {text}", file=sys.stderr)

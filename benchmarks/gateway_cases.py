@@ -13,7 +13,8 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gateway_load import HOST, PATH, Processes, bodies
+from gateway_bodies import bodies
+from gateway_load import HOST, PATH, Processes
 from gateway_sides import DIRECT, HERE, OURS, OURS_CACHE_AWARE
 
 if TYPE_CHECKING:
@@ -216,7 +217,7 @@ def _concurrent(num_asked: int) -> Callable[[Bench, list[str], Effort], Rounds]:
         num_streams = min(num_asked, effort.max_streams, _most_streams())
         interval_ms = max(200.0, num_streams / 5)
         per_s = min(2000, max(500, num_streams / 4))
-        num_tokens = int(num_streams / per_s / interval_ms * 1e3) + 4
+        num_tokens = int(num_streams / per_s / interval_ms * 1e3) + 10
         flags = ["--num-connections", num_streams, "--num-tokens", num_tokens, "--per-s", per_s]
         flags += ["--hold-s", num_tokens * interval_ms / 1e3]
         rounds: Rounds = {name: [] for name in names}

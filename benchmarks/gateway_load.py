@@ -28,6 +28,8 @@ import httptools
 import psutil
 import uvloop
 
+from gateway_bodies import bodies
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -37,30 +39,6 @@ SENT = re.compile(rb'"sent_ns":(\d+)')
 SAMPLE_EVERY = 8
 SLOW_S = 60.0
 Figures = dict[str, Any]
-
-
-def prompts(num_bytes: int, num_prompts: int) -> list[str]:
-    """Prompts of `num_bytes`, of which the first half is common to every fourth, the rest their own."""
-    made = []
-    for number in range(num_prompts):
-        common, own = f"group {number % 4} of plain words ", f"and prompt {number} of its own "
-        first = (common * (num_bytes // 2 // len(common) + 1))[: num_bytes // 2]
-        made.append((first + own * (num_bytes // 2 // len(own) + 1))[:num_bytes])
-    return made
-
-
-def bodies(num_bytes: int, num_prompts: int, max_tokens: int, *, is_stream: bool) -> list[bytes]:
-    """Chat requests around `prompts`; short ones have one user message, long ones a system prompt before it."""
-    made = []
-    for prompt in prompts(num_bytes, num_prompts):
-        messages = [{"role": "user", "content": prompt}]
-        if num_bytes > 1000:
-            messages = [{"role": "system", "content": prompt}, {"role": "user", "content": "hello"}]
-        asked: dict[str, object] = {"model": "bench-model", "max_tokens": max_tokens}
-        if is_stream:
-            asked["stream"] = True
-        made.append(json.dumps({**asked, "messages": messages}, separators=(",", ":")).encode())
-    return made
 
 
 def requests(port: int, contents: list[bytes]) -> list[bytes]:
@@ -230,11 +208,11 @@ async def measure_streams(args: argparse.Namespace) -> Figures:
 
 
 async def measure_hold(args: argparse.Namespace) -> Figures:
-    """Memory is read before the first connection and when the first token of every stream is here."""
+    """Memory is read before the first connection and at its highest until the last answer has come."""
     load = Load(args, is_stream=True)
     load.is_repeating = False
-    processes = Processes(args.process) if args.process else None
-    idle_bytes = processes.rss_bytes() if processes else 0
+    peak = Peak(load, args.process)
+    watch = asyncio.ensure_future(peak.watch())
     refused, started = 0, time.monotonic()
     for number in range(args.num_connections):
         try:
@@ -242,29 +220,41 @@ async def measure_hold(args: argparse.Namespace) -> Figures:
         except OSError:
             refused += 1
         await asyncio.sleep(max(0.0, started + number / args.per_s - time.monotonic()))
-    num_open = await _peak_of_open(load)
-    held_bytes = processes.rss_bytes() if processes else 0
     deadline = time.monotonic() + SLOW_S + args.hold_s
     while any(client.is_waiting for client in load.clients) and time.monotonic() < deadline:
         await asyncio.sleep(0.05)
+    watch.cancel()
     num_hanging = sum(client.is_waiting for client in load.clients)
     lost = {**load.lost(), "num_refused": refused, "num_hanging": num_hanging}
-    memory = {"idle_mb": idle_bytes / 1e6, "held_mb": held_bytes / 1e6}
-    per_stream = (held_bytes - idle_bytes) / 1e3 / max(num_open, 1)
-    times = _milliseconds("first", load.first_s)
-    return {"num_whole": load.num_whole, "num_open": num_open, "kb_per_stream": per_stream, **memory, **times, **lost}
+    return {"num_whole": load.num_whole, **peak.figures(), **_milliseconds("first", load.first_s), **lost}
 
 
-async def _peak_of_open(load: Load) -> int:
-    """The most streams seen open at once, each with a token received; waits until all are or some have ended."""
-    deadline, most = time.monotonic() + SLOW_S, 0
-    while time.monotonic() < deadline:
-        num_open = sum(client.is_waiting and client.num_tokens > 0 for client in load.clients)
-        most = max(most, num_open)
-        if num_open < most or num_open == len(load.clients):
-            break
-        await asyncio.sleep(0.05)
-    return most
+class Peak:
+    """The most streams seen open at once, each with a token received, and the most memory."""
+
+    def __init__(self, load: Load, pid: int | None) -> None:
+        self._load = load
+        self._processes = Processes(pid) if pid else None
+        self._idle_bytes = self._most_bytes = self._rss_bytes()
+        self._num_open = 0
+
+    async def watch(self) -> None:
+        while True:
+            await asyncio.sleep(0.1)
+            num_open = sum(client.is_waiting and client.num_tokens > 0 for client in self._load.clients)
+            self._num_open = max(self._num_open, num_open)
+            self._most_bytes = max(self._most_bytes, self._rss_bytes())
+
+    def figures(self) -> Figures:
+        per_stream = (self._most_bytes - self._idle_bytes) / 1e3 / max(self._num_open, 1)
+        figures: Figures = {"num_open": self._num_open}
+        if self._processes:
+            memory = {"idle_mb": self._idle_bytes / 1e6, "held_mb": self._most_bytes / 1e6}
+            figures |= {"kb_per_stream": per_stream, **memory}
+        return figures
+
+    def _rss_bytes(self) -> int:
+        return self._processes.rss_bytes() if self._processes else 0
 
 
 async def _start_all(load: Load) -> None:

@@ -165,7 +165,7 @@ def command_of(
         "vllm-router": [program],
     }[name]
     if name == "smg":
-        flags.append("--disable-tokenizer-autoload")
+        flags += ["--disable-tokenizer-autoload", "--max-concurrent-requests", str(MAX_INFLIGHT)]
         if workers.prefill:
             flags += ["--dp-minimum-tokens-scheduler", "--load-monitor-interval", "1"]
     return [*command, *listen, *_theirs(workers), *flags]
