@@ -155,7 +155,7 @@ def test_failed_start_leaves_nothing(tmp_path: Path, model: Path) -> None:
 
 def test_closed_and_dead(model: Path) -> None:
     llm = LLM(str(model), executor="sim")
-    pid = llm.engine.rank_pid
+    pid = llm.engine.ranks[0].pid
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(UnavailableError, match="SIGKILL"):
@@ -173,7 +173,7 @@ import equipoise
 assert "numpy" not in sys.modules and "torch" not in sys.modules
 from equipoise import LLM, SamplingParams
 llm = LLM(sys.argv[1], executor="sim", step_ms=1.0)  # no __main__ guard, never closed
-print(llm.engine.rank_pid, llm.generate("hello", SamplingParams(max_tokens=2))[0].outputs[0].finish_reason)
+print(llm.engine.ranks[0].pid, llm.generate("hello", SamplingParams(max_tokens=2))[0].outputs[0].finish_reason)
 assert "torch" not in sys.modules and "transformers" not in sys.modules
 """
 

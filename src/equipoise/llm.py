@@ -15,7 +15,8 @@ from equipoise.config import CacheConfig, EngineConfig, ModelConfig, RanksConfig
 from equipoise.errors import ConfigError, InvalidValueError
 from equipoise.exec.protocol import TokenLogprobs
 from equipoise.request import FinishReason, SamplingParams
-from equipoise.server.client import AsyncEngine, split_choices, token_array
+from equipoise.server.client import AsyncEngine
+from equipoise.server.submission import token_array
 from equipoise.text.chat import ChatTemplate
 
 if TYPE_CHECKING:
@@ -166,9 +167,7 @@ class LLM:
         running: list[list[Generation]] = []
         try:
             for prompt_ids, wanted in zip(ids, params, strict=True):
-                running.append([])
-                for choice in split_choices(wanted):
-                    running[-1].append(self.engine.submit(prompt_ids, choice))
+                running.append(self.engine.submit_choices(prompt_ids, wanted))
             outputs = [
                 await _collect(prompt, prompt_ids.tolist(), generations)
                 for prompt, prompt_ids, generations in zip(prompts, ids, running, strict=True)

@@ -35,6 +35,12 @@ def test_loads_are_read_at_the_scrape_under_both_names() -> None:
     assert samples(metrics)["equipoise_num_used_tokens", (("dp_rank", "0"),)] == 7
 
 
+def test_ranks_that_do_not_answer_are_down() -> None:
+    found = samples(ServerMetrics(lambda: [load(1, 3)], lambda: {0: False, 1: True}))
+    assert [found["equipoise_rank_up", (("dp_rank", rank),)] for rank in "01"] == [0, 1]
+    assert ("equipoise_num_used_tokens", (("dp_rank", "0"),)) not in found
+
+
 def test_latencies_of_one_request() -> None:
     metrics = ServerMetrics(list)
     timing = Timing(metrics, 10.0)

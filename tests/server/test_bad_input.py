@@ -72,7 +72,7 @@ WRONG_FIELDS: list[tuple[str, dict[str, Any], str]] = [
     (COMPLETIONS, {**TEXT, "priority": -(2**70)}, "priority"),
     (COMPLETIONS, {**TEXT, "stream_options": {"foo": 1}}, "stream_options.foo"),
     (COMPLETIONS, {**TEXT, "routed_dp_rank": 1}, "routed_dp_rank"),
-    (COMPLETIONS, {**TEXT, "data_parallel_rank": -1}, "routed_dp_rank"),
+    (COMPLETIONS, {**TEXT, "data_parallel_rank": -1}, "data_parallel_rank"),
     (COMPLETIONS, {**TEXT, "guided_json": "{"}, "guided_json"),
     (COMPLETIONS, {**TEXT, "guided_json": "[]"}, "guided_json"),
     (COMPLETIONS, {**TEXT, "guided_regex": "a", "regex": "b"}, "regex"),

@@ -63,6 +63,7 @@ class EngineLoop:
         self._outstanding: deque[tuple[StepPlan, StepHandle, float]] = deque()
         self._preparing: dict[int, Future[None]] = {}
         self._ended: list[Finished] = []
+        self._num_added = 0
         self._has_news = False  # requests came or ended since the last message
         self._is_idle = True
         self._has_preempted = False
@@ -127,6 +128,7 @@ class EngineLoop:
     def _add(self, message: Add) -> None:
         """Hand a request to the scheduler; one that cannot be served ends at once, with the reason."""
         self._has_news = True
+        self._num_added += 1
         try:
             request = self._request(message)
             prepared = self._executor.prepare(request)
@@ -259,7 +261,7 @@ class EngineLoop:
         self, result: StepResult | None = None, output: StepOutput | None = None, cached: dict[int, int] | None = None
     ) -> None:
         """Send what a step delivered, who ended since the last message, and the load."""
-        message = Step(b"", b"", self.load(), self._ended, cached=cached or {})
+        message = Step(b"", b"", self.load(), self._num_added, self._ended, cached=cached or {})
         if result is not None and output is not None:
             message.handles = result.handles.astype("<i8", copy=False).tobytes()
             message.tokens = result.tokens.astype("<i4", copy=False).tobytes()

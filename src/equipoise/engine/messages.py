@@ -130,11 +130,13 @@ class PromptLogprobs(msgspec.Struct, array_like=True):
 class Step(msgspec.Struct, tag="step", omit_defaults=True):
     """What one step delivered: tokens[i] goes to handles[i]; a request may end with or without a token here.
 
+    num_added: requests received since the rank started: `load` includes them and no others
     cached: prompt tokens that the prefix cache served, by handle, sent with a request's first token if any"""
 
     handles: bytes
     tokens: bytes
     load: RankLoad
+    num_added: int = 0
     finished: list[Finished] = []
     logprobs: list[RowLogprobs] = []
     prompt_logprobs: list[PromptLogprobs] = []

@@ -14,7 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from equipoise.obs.page import E2E_S, GAP_S, TOKENS, TTFT_S
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from prometheus_client.metrics_core import Metric
 
@@ -117,12 +117,17 @@ class GapHistogram:
 class LoadCollector:
     """Gauges and totals of the ranks, read when `/metrics` is asked and at no other time."""
 
-    def __init__(self, loads: Callable[[], Iterable[Load]]) -> None:
+    def __init__(self, loads: Callable[[], Iterable[Load]], ups: Callable[[], Mapping[int, bool]]) -> None:
         self._loads = loads
+        self._ups = ups
 
     def collect(self) -> Iterator[Metric]:
-        """For the registry: one sample per rank and quantity."""
+        """For the registry: one sample per quantity and rank that answers, and which ranks do."""
         loads = list(self._loads())
+        up = GaugeMetricFamily("equipoise_rank_up", "1 for a rank that answers, 0 for another", labels=["dp_rank"])
+        for dp_rank, is_up in self._ups().items():
+            up.add_metric([str(dp_rank)], is_up)
+        yield up
         for field, help_text in GAUGES.items():
             yield self._gauge(f"equipoise_{field}", help_text, field, loads)
         for field, name in SGLANG.items():
@@ -143,7 +148,8 @@ class LoadCollector:
 class ServerMetrics:
     """Everything the HTTP server measures, in a registry of its own."""
 
-    def __init__(self, loads: Callable[[], Iterable[Load]]) -> None:
+    def __init__(self, loads: Callable[[], Iterable[Load]], ups: Callable[[], Mapping[int, bool]] = dict) -> None:
+        """`loads`: of the ranks that answer; `ups`: which do, of all."""
         self.registry = CollectorRegistry()
         self.requests = Counter(
             "equipoise_http_requests", "Requests answered", ["route", "status"], registry=self.registry
@@ -155,7 +161,7 @@ class ServerMetrics:
         self.output = self._histogram("request_output_tokens", "Output tokens of a request", TOKENS)
         self.gaps = GapHistogram("equipoise_inter_token_latency_seconds", "Gap between tokens", GAP_S)
         self.registry.register(self.gaps)
-        self.registry.register(LoadCollector(loads))
+        self.registry.register(LoadCollector(loads, ups))
 
     def _histogram(self, name: str, help_text: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(f"equipoise_{name}", help_text, buckets=buckets, registry=self.registry)

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
     from equipoise.engine.messages import RankLoad
+    from equipoise.server.rank_client import RankClient
     from equipoise.server.service import Service
 
 PROBE_TIMEOUT_S = 20.0
@@ -41,9 +42,19 @@ CALL_TIMEOUT_S = 30.0
 
 
 async def health(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
-    """200 while the process is up, its rank lives and the server is not closing."""
+    """200 while the process is up, some rank answers and the server is not closing; it says which ranks do not."""
     service.check_open()
-    await reply_json(scope, send, {"status": "ok"})
+    missing = [_missing(rank) for rank in service.engine.ranks if not rank.is_usable]
+    if len(missing) == len(service.engine.ranks):
+        raise UnavailableError("no rank answers")
+    await reply_json(scope, send, {"status": "degraded", "ranks": missing} if missing else {"status": "ok"})
+
+
+def _missing(rank: RankClient) -> dict[str, Any]:
+    """Why nothing goes to a rank."""
+    if rank.loss is None:
+        return {"dp_rank": rank.dp_rank, "status": "silent", "reason": f"rank {rank.dp_rank} does not answer"}
+    return {"dp_rank": rank.dp_rank, "status": "dead", "reason": rank.loss}
 
 
 async def health_generate(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
@@ -97,19 +108,19 @@ async def server_info(service: Service, scope: Scope, receive: Receive, send: Se
         "started_at": service.started_at,
         "tool_format": service.tool_format,
         "has_chat_template": bool(service.templates),
-        "dp_size": 1,
+        "dp_size": len(service.engine.ranks),
         "role": "mixed",
         "executor": msgspec.to_builtins(service.engine.info),
         "engine": dataclasses.asdict(service.engine_config),
         "server": config,
-        "load": service.load,
+        "loads": service.loads(),
     }
     await reply_json(scope, send, info)
 
 
 async def v1_loads(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
-    """Load of every rank, in the shape of SGLang's /v1/loads."""
-    loads = [_load(await service.fresh_load())]
+    """Load of every rank, in the shape of SGLang's /v1/loads. Ranks that do not answer are listed apart."""
+    loads = [_load(load) for load in await service.fresh_loads()]
     await reply_json(
         scope,
         send,
@@ -118,6 +129,7 @@ async def v1_loads(service: Service, scope: Scope, receive: Receive, send: Send)
             "version": __version__,
             "dp_rank_count": len(loads),
             "loads": loads,
+            "missing_ranks": [_missing(rank) for rank in service.engine.ranks if not rank.is_usable],
             "aggregate": {
                 name: sum(load[name] for load in loads)
                 for name in ("num_running_reqs", "num_waiting_reqs", "num_used_tokens", "num_tokens")
@@ -138,14 +150,14 @@ def _load(load: RankLoad) -> dict[str, Any]:
 
 
 async def get_load(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
-    """The older form: a list with one object per rank."""
-    await reply_json(scope, send, [_load(await service.fresh_load())])
+    """The older form: a list with one object per rank that answers."""
+    await reply_json(scope, send, [_load(load) for load in await service.fresh_loads()])
 
 
 async def metrics(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
     """Prometheus' text format."""
-    with contextlib.suppress(UnavailableError):  # the last load of a rank that died is still worth a look
-        await service.fresh_load()
+    with contextlib.suppress(UnavailableError):  # latencies are there without ranks
+        await service.fresh_loads()
     await reply(scope, send, service.metrics.text(), content_type=CONTENT_TYPE)
 
 
@@ -211,23 +223,26 @@ async def explain_request(service: Service, scope: Scope, receive: Receive, send
     name = scope["path_params"]["name"]
     found = []
     for candidate in service.names_of(name):
-        found += await _call(service, "explain", request_id=candidate)
+        for dp_rank, explanations in (await _call(service, "explain", request_id=candidate)).items():
+            found += [{"dp_rank": dp_rank, **explanation} for explanation in explanations]
     if not found:
         raise NotFoundError(f"no request {name!r} runs or waits here")
     await reply_json(scope, send, {"requests": found})
 
 
 async def decisions(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
-    """The last steps' decisions, oldest first. 404 unless they are kept."""
+    """The last steps' decisions, rank by rank, oldest first. 404 unless they are kept."""
     kept = await _call(service, "decisions")
-    if kept is None:
+    if None in kept.values():
         raise NotFoundError("decisions are not kept: start the server with --trace-steps N")
-    await reply_json(scope, send, {"decisions": kept})
+    rows = [{"dp_rank": dp_rank, **decision} for dp_rank, decisions in kept.items() for decision in decisions]
+    await reply_json(scope, send, {"decisions": rows})
 
 
 async def flush_cache(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
-    """Drop every prefix page that no request uses."""
-    await reply_json(scope, send, {"flushed_pages": await _call(service, "flush_cache")})
+    """Drop every prefix page that no request uses, on all ranks."""
+    flushed = await _call(service, "flush_cache")
+    await reply_json(scope, send, {"flushed_pages": sum(flushed.values())})
 
 
 async def pause(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
@@ -244,12 +259,13 @@ async def resume(service: Service, scope: Scope, receive: Receive, send: Send) -
     await reply_json(scope, send, {"paused": None})
 
 
-async def _call(service: Service, method: Any, **args: Any) -> Any:
+async def _call(service: Service, method: Any, **args: Any) -> dict[int, Any]:
+    """Every rank's answer."""
     try:
         async with asyncio.timeout(CALL_TIMEOUT_S):
             return await service.engine.call(method, **args)
     except TimeoutError:
-        raise UnavailableError(f"{method}: the rank did not answer within {CALL_TIMEOUT_S:g} s") from None
+        raise UnavailableError(f"{method}: not every rank answered within {CALL_TIMEOUT_S:g} s") from None
 
 
 async def dashboard(service: Service, scope: Scope, receive: Receive, send: Send) -> None:

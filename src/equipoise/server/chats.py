@@ -49,7 +49,7 @@ async def chat_completions(service: Service, scope: Scope, receive: Receive, sen
     body = decode(chat_decoder, raw)
     service.check_open()
     service.check_model(body.model)
-    service.check_rank(scope, body.routed_dp_rank, body.data_parallel_rank)
+    dp_rank = service.asked_rank(scope, body.routed_dp_rank, body.data_parallel_rank)
     _check_tools(body)
     params = chat_params(body, service.engine.info.vocab_size, tool_grammar(body))
     if body.tools and _marker_is_special(service):
@@ -65,7 +65,9 @@ async def chat_completions(service: Service, scope: Scope, receive: Receive, sen
     jobs = [Job(prompt_ids, params, request_name(scope, body.rid, body.request_id))]
     writer = _Writer(service, body, jobs[0])
     timings = service.timings(scope, jobs, arrival_s)
-    running = service.running(receive, jobs, priority=body.priority or 0, cache_salt=body.cache_salt or "")
+    running = service.running(
+        receive, jobs, priority=body.priority or 0, cache_salt=body.cache_salt or "", dp_rank=dp_rank
+    )
     with naming_constraint(constraint_field(body) or ("tools" if body.tools else None)):
         async with running as generations:
             if body.stream:

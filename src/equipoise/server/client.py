@@ -1,7 +1,7 @@
-"""The server's side of a rank: `AsyncEngine` submits requests and hands out their text.
+"""The server's side of the ranks: `AsyncEngine` submits requests and hands out their text.
 
-A receiver thread takes one message per step from the rank, detokenizes all its rows and wakes the event
-loop once. The event loop owns everything else, so nothing is locked.
+A receiver thread per rank takes one message per step, detokenizes all its rows and wakes the event loop once.
+The event loop owns everything else, so nothing is locked.
 """
 
 from __future__ import annotations
@@ -10,117 +10,103 @@ import asyncio
 import itertools
 import logging
 import secrets
-import threading
+import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import msgspec
 import numpy as np
 
 from equipoise.engine.folders import resolve_folders
-from equipoise.engine.messages import Abort, Add, Call, RankLoad
+from equipoise.engine.messages import Add
 from equipoise.engine.supervisor import RankProcess
-from equipoise.errors import InvalidValueError, QueueFullError, RequestTimeoutError, UnavailableError
+from equipoise.errors import InvalidValueError, RequestError, RequestTimeoutError, UnavailableError
 from equipoise.exec.sim import SimVocabulary
 from equipoise.request import SamplingParams
 from equipoise.server.generation import Delta, Generation, Stream
-from equipoise.server.receiver import Receiver
+from equipoise.server.rank_choice import RankChoice
+from equipoise.server.rank_client import QUIET_SHARE, TOKEN_BYTES, RankClient
+from equipoise.server.rank_start import Restarts, in_thread, start_ranks
+from equipoise.server.submission import How, check_request, split_choices, token_array
 from equipoise.text.detokenize import PROMPT_TAIL, build_detokenizer
 from equipoise.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncIterator, Sequence
 
     from numpy.typing import NDArray
 
     from equipoise.config.engine import EngineConfig
-    from equipoise.engine.messages import CallMethod, Ready, Reply
-    from equipoise.server.receiver import News
-
-__all__ = ["AsyncEngine", "Delta", "Generation", "split_choices", "token_array"]
+    from equipoise.engine.messages import CallMethod, Ready
+    from equipoise.exec.protocol import ExecutorInfo
 
 log = logging.getLogger(__name__)
 
-MAX_SEED = 2**63 - 1
-MAX_TOKEN_ID = 2**31 - 1
-MAX_PRIORITY = 2**31 - 1
 MAX_TIMER_S = 1e6
 RANK_GRACE_S = 1.0
 """Seconds that a rank may be late to end a request that passed its timeout."""
 
 
-def split_choices(params: SamplingParams) -> list[SamplingParams]:
-    """One request for each of `params.n` choices: n 1 each, and seed + i when a seed is set."""
-    if params.n == 1:
-        return [params]
-    seeds = [None if params.seed is None else _wrap_seed(params.seed + i) for i in range(params.n)]
-    return [msgspec.structs.replace(params, n=1, seed=seed) for seed in seeds]
-
-
-def token_array(prompt: Sequence[int]) -> NDArray[np.int32]:
-    """Token ids as they are submitted, (n,) int32. Raises InvalidValueError for anything but a list of integers."""
-    try:
-        ids = np.asarray(prompt)
-    except ValueError:  # ragged
-        ids = np.empty((0, 0))
-    if ids.ndim != 1 or (len(ids) and ids.dtype.kind not in "iu"):
-        raise InvalidValueError("prompt: it must be a text or a list of token ids", "prompt")
-    # An id beyond int32 is outside every vocabulary: -1 stands for it.
-    return np.where((ids >= 0) & (ids <= MAX_TOKEN_ID), ids, -1).astype(np.int32)
-
-
-def _wrap_seed(seed: int) -> int:
-    return seed if seed <= MAX_SEED else seed - 2**64
+RESTART_TIMEOUT_S = 600.0
 
 
 class AsyncEngine:
-    """A rank process and everything between it and the user. Build it with `start`; end it with `stop`.
+    """The rank processes and everything between them and the user. Build it with `start`; end it with `stop`.
 
     Every method must be called on the event loop that started it.
 
     tokenizer: the model's tokenizer and chat templates
-    info: what the executor can serve (vocab_size, max_model_len, eos_ids, ...)
-    load: the rank's latest RankLoad
-    startup_s: seconds that the rank took to serve
+    info: what every rank's executor can serve (vocab_size, max_model_len, eos_ids, ...)
+    ranks: by dp_rank; one that is started anew is replaced
+    startup_s: seconds that the slowest rank took to serve
     """
 
-    def __init__(self, config: EngineConfig, tokenizer: Tokenizer, rank: RankProcess, ready: Ready) -> None:
-        """For `start` alone: `rank` serves, and nobody receives from it."""
+    def __init__(
+        self,
+        config: EngineConfig,
+        tokenizer: Tokenizer,
+        choice: RankChoice | None,
+        processes: Sequence[RankProcess],
+        readies: Sequence[Ready],
+    ) -> None:
+        """For `start` alone: every process serves, and nobody receives from it. `choice`: None for one rank."""
         self.config = config
         self.tokenizer = tokenizer
-        self.info = ready.info
-        self.startup_s = ready.startup_s
-        self.load = _no_load(ready)
-        self._rank = rank
-        self._max_running = ready.max_running
-        self._streams: dict[int, Stream] = {}
+        self.info = _common_info([ready.info for ready in readies])
+        self.startup_s = max(ready.startup_s for ready in readies)
+        self._choice = choice
         self._num_outstanding = 0
         self._handles = itertools.count(1)
-        self._calls: dict[int, asyncio.Future[Any]] = {}
-        self._call_ids = itertools.count(1)
         self._loop = asyncio.get_running_loop()
         self._idle = asyncio.Event()
         self._idle.set()
-        self._loss: str | None = None
-        self._receiver = Receiver(rank, self._streams, self, self._loop)
-        self._receiver.start()
+        self._end: str | None = None
+        self._pause_mode: str | None = None
+        self._watch: asyncio.TimerHandle | None = None
+        self._restarts = Restarts(self._restart)
+        self.ranks = [self._client(process, ready) for process, ready in zip(processes, readies, strict=True)]
 
     # ---------------------------------------------------------------- start
 
     @classmethod
     async def start(cls, config: EngineConfig, *, startup_timeout_s: float = 600.0) -> AsyncEngine:
-        """Load the tokenizer, start the rank process and wait until it serves.
+        """Load the tokenizer, start the rank processes and wait until all serve.
 
         Raises ConfigError or CheckpointError with one line when settings or checkpoint are at fault, and
-        UnavailableError when the rank dies or does not answer within `startup_timeout_s` seconds."""
+        UnavailableError when a rank dies or does not answer within `startup_timeout_s` seconds."""
         config = replace(config, model=resolve_folders(config.model))
+        num_ranks = config.ranks.dp_size
+        choice = RankChoice(config.ranks.rank_policy, num_ranks) if num_ranks > 1 else None
         folder = Path(config.model.tokenizer or config.model.model)
         tokenizer = await asyncio.to_thread(Tokenizer.load, folder)
-        hidden = tuple(sorted(tokenizer.special_ids.union(tokenizer.eos_ids)))
-        rank = RankProcess(config, SimVocabulary(tokenizer.vocab_size, tokenizer.eos_ids, hidden))
-        rank.start()
-        return cls(config, tokenizer, rank, await _wait_ready(rank, startup_timeout_s))
+        processes = [RankProcess(config, _vocabulary(tokenizer), dp_rank) for dp_rank in range(num_ranks)]
+        return cls(config, tokenizer, choice, processes, await start_ranks(processes, startup_timeout_s))
+
+    def _client(self, process: RankProcess, ready: Ready) -> RankClient:
+        books = None if self._choice is None else self._choice.books(process.dp_rank, time.monotonic())
+        return RankClient(process, ready, self.config.scheduler, self, books)
 
     # ---------------------------------------------------------------- requests
 
@@ -131,42 +117,80 @@ class AsyncEngine:
 
     @property
     def death(self) -> str | None:
-        """Why the rank is gone, in one line; None while it lives."""
-        return self._loss
+        """Why nothing can be served any more, in one line; None while a rank lives and nobody called `stop`."""
+        return self._end
 
-    @property
-    def rank_pid(self) -> int | None:
-        """The rank's process id."""
-        return self._rank.pid
+    def submit(self, prompt_ids: NDArray[np.int32], params: SamplingParams, **how: Unpack[How]) -> Generation:
+        """Send a request to a rank. `params.n` must be 1; else as `submit_choices`."""
+        if params.n != 1:
+            raise InvalidValueError(f"n: {params.n} choices need a request each", "n")
+        [generation] = self.submit_choices(prompt_ids, params, **how)
+        return generation
 
-    def submit(
-        self,
-        prompt_ids: NDArray[np.int32],
-        params: SamplingParams,
-        *,
-        request_id: str | None = None,
-        priority: int = 0,
-        cache_salt: str = "",
-        timeout_s: float | None = None,
-    ) -> Generation:
-        """Send a request to the rank. `prompt_ids`: (n,) int32; `params.n` must be 1 (see `split_choices`).
+    def submit_choices(
+        self, prompt_ids: NDArray[np.int32], params: SamplingParams, **how: Unpack[How]
+    ) -> list[Generation]:
+        """Send `params.n` requests to a rank, one for each choice, in order. `prompt_ids`: (n,) int32.
 
-        Raises InvalidValueError (naming the field), QueueFullError, or UnavailableError when the rank is gone.
-        After `timeout_s` seconds the request ends with RequestTimeoutError."""
+        All go to one rank: there the prompt is computed once and its pages are shared, while every further rank would
+        compute and keep it again. A request whose rank dies before its first token goes to another rank, once, unless
+        `dp_rank` named its rank. After `timeout_s` seconds it ends with RequestTimeoutError.
+
+        Raises InvalidValueError (naming the field), QueueFullError, or UnavailableError when the rank is gone; none of
+        the choices runs then."""
         self._check_alive()
-        self._check(prompt_ids, params, priority, timeout_s)
-        self._check_queue(len(prompt_ids))
-        handle = next(self._handles)
-        request_id = request_id or secrets.token_hex(12)
+        check_request(self.info, prompt_ids, params, how)
+        num_output = self._expected_output(len(prompt_ids), params)
+        rank = self._rank_for(len(prompt_ids), params.n * num_output, how.get("dp_rank"))
         prompt = np.ascontiguousarray(prompt_ids, "<i4").tobytes()
-        detokenizer = build_detokenizer(self.tokenizer, params, prompt_ids[-PROMPT_TAIL:].tolist())
-        stream = self._streams[handle] = Stream(handle, request_id, params, detokenizer)
+        tail = prompt_ids[-PROMPT_TAIL:].tolist()
+        generations: list[Generation] = []
+        for choice in split_choices(params):
+            refusal = rank.refusal(len(prompt_ids))
+            if refusal is not None:
+                for generation in generations:
+                    generation.abort()
+                raise refusal
+            stream = self._send(rank, prompt, tail, choice, num_output, how)
+            generations.append(Generation(stream, self, len(prompt_ids)))
+        self._keep_watch()
+        return generations
+
+    def _send(
+        self, rank: RankClient, prompt: bytes, tail: list[int], params: SamplingParams, num_output: int, how: How
+    ) -> Stream:
+        handle = next(self._handles)
+        request_id = how.get("request_id") or secrets.token_hex(12)
+        stream = Stream(handle, request_id, params, build_detokenizer(self.tokenizer, params, tail))
+        timeout_s = how.get("timeout_s")
+        message = Add(handle, request_id, prompt, params, how.get("priority", 0), how.get("cache_salt", ""), timeout_s)
+        if self._choice is not None and how.get("dp_rank") is None:
+            stream.spare = message
         self._num_outstanding += 1
         self._idle.clear()
-        self._rank.send(Add(handle, request_id, prompt, params, priority, cache_salt, timeout_s))
+        rank.add(stream, message, num_output)
         if timeout_s is not None and timeout_s < MAX_TIMER_S:
             self._loop.call_later(timeout_s + RANK_GRACE_S, self._expire, handle, timeout_s)
-        return Generation(stream, self, len(prompt_ids))
+        return stream
+
+    def _rank_for(self, num_prompt: int, num_output: int, dp_rank: int | None) -> RankClient:
+        """The rank named, or chosen. Raises UnavailableError, or QueueFullError when all are full."""
+        if self._choice is None:
+            return self.ranks[0]
+        if dp_rank is None:
+            return self._choice.choose(self.ranks, num_prompt, num_output)
+        self.check_rank(dp_rank, "dp_rank")
+        rank = self.ranks[dp_rank]
+        if not rank.is_usable:
+            raise UnavailableError(rank.loss or f"rank {dp_rank} does not answer")
+        return rank
+
+    def _expected_output(self, num_prompt: int, params: SamplingParams) -> int:
+        """Output tokens that are charged to a rank; nobody asks where there is one rank."""
+        if self._choice is None:
+            return 0
+        room = self.info.max_model_len - num_prompt
+        return self._choice.expected_output(room if params.max_tokens is None else min(room, params.max_tokens))
 
     async def generate(
         self, prompt: str | list[int], params: SamplingParams | None = None, *, request_id: str | None = None
@@ -185,20 +209,15 @@ class AsyncEngine:
 
     def abort(self, stream: Stream) -> None:
         """For Generation: end the request, at the rank and for its consumer."""
-        if stream.is_over:
-            return
-        self._streams.pop(stream.handle, None)
-        stream.put(Delta(finish_reason="abort", num_cached=stream.num_cached, num_output=stream.num_output))
-        self._count_end()
-        self._rank.send(Abort([stream.handle]))
+        if not stream.is_over:
+            self.ranks[stream.dp_rank].abort(stream)
 
     def _expire(self, handle: int, timeout_s: float) -> None:
         """The rank ends requests in time, unless it hangs: then they end here."""
-        stream = self._streams.pop(handle, None)
-        if stream is not None and not stream.is_over:
-            stream.fail(RequestTimeoutError(f"the rank did not end the request within its timeout of {timeout_s:g} s"))
-            self._count_end()
-            self._rank.send(Abort([handle]))
+        error = RequestTimeoutError(f"the rank did not end the request within its timeout of {timeout_s:g} s")
+        for rank in self.ranks:
+            if handle in rank.streams:
+                rank.expire(handle, error)
 
     def abort_soon(self, stream: Stream) -> None:
         """For a Generation that was dropped, in whatever thread."""
@@ -215,161 +234,131 @@ class AsyncEngine:
 
     # ---------------------------------------------------------------- calls
 
-    async def call(self, method: CallMethod, **args: Any) -> Any:
-        """Ask the rank: flush_cache() -> pages dropped; pause(mode="new"|"all"), resume(), ping() -> None;
-        loads() -> RankLoad. Raises UnavailableError when the rank is gone, InvalidValueError for bad arguments."""
+    async def call(self, method: CallMethod, **args: Any) -> dict[int, Any]:
+        """Ask every rank that lives; the answers by dp_rank: flush_cache() -> pages dropped; pause(mode="new"|"all"),
+        resume(), ping() -> None; loads() -> RankLoad; more in `equipoise.engine.messages.Call`.
+
+        A rank that is silent does as it was told when it comes back, before anything else, and is not waited for.
+        Raises UnavailableError when no rank answers, InvalidValueError for bad arguments."""
         self._check_alive()
-        call_id = next(self._call_ids)
-        answer = self._calls[call_id] = self._loop.create_future()
-        self._rank.send(Call(call_id, method, args))
-        try:
-            value = await answer
-        finally:
-            self._calls.pop(call_id, None)
-        return msgspec.convert(value, RankLoad) if method == "loads" else value
+        if method in ("pause", "resume"):
+            self._pause_mode = args.get("mode", "new") if method == "pause" else None
+        waiting = {}
+        for rank in self.ranks:
+            if rank.is_usable:
+                waiting[rank.dp_rank] = asyncio.ensure_future(rank.call(method, **args))
+            elif rank.loss is None:
+                rank.tell(method, **args)
+        self._keep_watch()
+        answers = await asyncio.gather(*waiting.values(), return_exceptions=True)
+        found: dict[int, Any] = {}
+        failure: BaseException = UnavailableError("no rank answers")
+        for dp_rank, answer in zip(waiting, answers, strict=True):
+            if isinstance(answer, UnavailableError):
+                failure = answer
+            elif isinstance(answer, BaseException):
+                raise answer
+            else:
+                found[dp_rank] = answer
+        if not found:
+            raise failure
+        return found
 
-    # ---------------------------------------------------------------- what the receiver brings
+    # ---------------------------------------------------------------- what the ranks bring
 
-    def deliver(self, news: News) -> None:
-        """For Receiver: output and ends of one step."""
-        self.load = news.load
-        for stream, delta in news.deltas:
-            if not stream.is_over:
-                stream.put(delta)
-                if stream.is_over:
-                    self._count_end()
-        for stream, error in news.failures:
-            if not stream.is_over:
-                stream.fail(error)
-                self._count_end()
-        if news.stopped and self._loss is None:
-            self._rank.send(Abort(news.stopped, "stop"))
-
-    def answer(self, reply: Reply) -> None:
-        """For Receiver: the answer to a call."""
-        future = self._calls.get(reply.call_id)
-        if future is None or future.done():
-            return
-        if reply.error is None:
-            future.set_result(reply.value)
-        else:
-            future.set_exception(InvalidValueError(reply.error))
-
-    def lose_rank(self, error: UnavailableError) -> None:
-        """For Receiver: the rank is gone."""
-        log.error("%s; %d requests fail", error.message, self._num_outstanding)
-        self._lose(error.message)
-
-    def _lose(self, why: str) -> None:
-        """End everything that is outstanding with UnavailableError."""
-        self._loss = self._loss or why
-        for stream in tuple(self._streams.values()):
-            self._streams.pop(stream.handle, None)  # the receiver may have taken it out meanwhile
-            if not stream.is_over:
-                stream.fail(UnavailableError(why))
-                self._count_end()
-        for future in self._calls.values():
-            if not future.done():
-                future.set_exception(UnavailableError(why))
-
-    def _count_end(self) -> None:
+    def ended(self, stream: Stream) -> None:
+        """For RankClient: a request is over."""
         self._num_outstanding -= 1
         if self._num_outstanding == 0:
             self._idle.set()
+        if self._choice is not None and stream.error is None:
+            self._choice.learn(stream.num_output)
+
+    def lost(self, rank: RankClient, orphans: list[Stream]) -> None:
+        """For RankClient: it is gone, others take over what they can."""
+        if all(each.loss is not None for each in self.ranks):
+            self._end = self._end or rank.loss
+        for stream in orphans:
+            self._move(stream, rank.loss or "")
+        if self.config.ranks.restart_ranks and self._end is None:
+            pause_s = self._restarts.schedule(rank.dp_rank)
+            log.info("rank %d is started anew in %g s", rank.dp_rank, pause_s)
+
+    def _move(self, stream: Stream, why: str) -> None:
+        """Send a request that nothing came of to another rank."""
+        message = stream.spare
+        assert message is not None
+        stream.spare = None  # once: a request that kills ranks must not kill them all
+        stream.num_cached, stream.prompt_logprobs = 0, None
+        num_prompt = len(message.prompt) // TOKEN_BYTES
+        num_output = self._expected_output(num_prompt, message.params)
+        try:
+            target = self._rank_for(num_prompt, num_output, None)
+        except RequestError:
+            stream.fail(UnavailableError(why))
+            self.ended(stream)
+        else:
+            target.add(stream, message, num_output)
+
+    async def _restart(self, dp_rank: int) -> None:
+        await in_thread(partial(self.ranks[dp_rank].stop, 0.0))
+        process = RankProcess(self.config, _vocabulary(self.tokenizer), dp_rank)
+        [ready] = await start_ranks([process], RESTART_TIMEOUT_S)
+        rank = self.ranks[dp_rank] = self._client(process, ready)
+        if self._pause_mode is not None:
+            rank.tell("pause", mode=self._pause_mode)
+        log.warning("rank %d (pid %s) serves again", dp_rank, process.pid)
+
+    # ---------------------------------------------------------------- silence
+
+    def _keep_watch(self) -> None:
+        """Look after the ranks as long as one has something to do."""
+        if self._watch is None:
+            self._watch = self._loop.call_later(QUIET_SHARE * self.config.ranks.rank_timeout_s, self._look)
+
+    def _look(self) -> None:
+        self._watch = None
+        num_usable = sum(rank.is_usable for rank in self.ranks)
+        for rank in self.ranks:
+            rank.watch(self.config.ranks.rank_timeout_s, may_end=num_usable > 0)
+        if any(rank.is_awaited for rank in self.ranks):
+            self._keep_watch()
 
     # ---------------------------------------------------------------- checks
 
+    def check_rank(self, dp_rank: int | str, field: str) -> int:
+        """`dp_rank`, if there is such a rank; a text is none. Raises InvalidValueError, naming `field`, otherwise."""
+        if isinstance(dp_rank, int) and 0 <= dp_rank < len(self.ranks):
+            return dp_rank
+        allowed = "only 0 is" if len(self.ranks) == 1 else f"0 to {len(self.ranks) - 1} are"
+        raise InvalidValueError(f"{field}: {dp_rank!r} is not a rank of this server, {allowed}", field)
+
     def _check_alive(self) -> None:
-        if self._loss is not None:
-            raise UnavailableError(self._loss)
-
-    def _check(
-        self, prompt_ids: NDArray[np.int32], params: SamplingParams, priority: int, timeout_s: float | None
-    ) -> None:
-        vocab_size, longest = self.info.vocab_size, self.info.max_model_len
-        params.check(vocab_size)
-        if params.n != 1:
-            raise InvalidValueError(f"n: {params.n} choices need a request each", "n")
-        num_prompt = len(prompt_ids)
-        if num_prompt == 0:
-            raise InvalidValueError("prompt: it is empty, it must have at least 1 token", "prompt")
-        if num_prompt >= longest:
-            raise InvalidValueError(
-                f"prompt: {num_prompt} tokens, at most {longest - 1} are allowed: "
-                f"the model's length is {longest} tokens, prompt and output together",
-                "prompt",
-                code="context_length_exceeded",
-            )
-        low, high = int(prompt_ids.min()), int(prompt_ids.max())
-        if low < 0 or high >= vocab_size:
-            wrong = f"token id {high}" if high >= vocab_size else "a token id"
-            raise InvalidValueError(
-                f"prompt: {wrong} is outside the vocabulary, it must be at least 0 and at most {vocab_size - 1}",
-                "prompt",
-            )
-        if abs(priority) > MAX_PRIORITY:
-            raise InvalidValueError(
-                f"priority: {priority} is out of range, it must be at least {-MAX_PRIORITY} and at most {MAX_PRIORITY}",
-                "priority",
-            )
-        if timeout_s is not None and not timeout_s > 0:
-            raise InvalidValueError(f"timeout_s: {timeout_s} must be more than 0", "timeout_s")
-
-    def _check_queue(self, num_prompt: int) -> None:
-        """Refuse what the rank would refuse: by its latest load, and by what was sent since."""
-        limits = self.config.scheduler
-        num_waiting = max(self.load.num_waiting_reqs, self._num_outstanding - self._max_running)
-        if num_waiting >= limits.max_waiting_reqs:
-            raise QueueFullError(f"{num_waiting} requests wait, at most {limits.max_waiting_reqs} may")
-        most = limits.max_waiting_tokens
-        if most is not None and self.load.num_waiting_tokens + num_prompt > most:
-            raise QueueFullError(f"{self.load.num_waiting_tokens} tokens wait, at most {most} may")
+        if self._end is not None:
+            raise UnavailableError(self._end)
 
     # ---------------------------------------------------------------- stop
 
     async def stop(self, timeout_s: float = 5.0) -> None:
-        """End every request with UnavailableError, then the rank process, within about `timeout_s` seconds."""
-        self._lose("the server is shutting down")
-        await _in_thread(lambda: self._stop_rank(timeout_s))
-
-    def _stop_rank(self, timeout_s: float) -> None:
-        self._receiver.stop()
-        self._rank.stop(timeout_s)
-
-
-async def _wait_ready(rank: RankProcess, timeout_s: float) -> Ready:
-    """`rank.wait_ready` in a thread; a rank that does not come up is gone when this raises."""
-    waiting = asyncio.get_running_loop().run_in_executor(None, rank.wait_ready, timeout_s)
-    try:
-        return await asyncio.shield(waiting)
-    except BaseException:
-        rank.kill()
-        await asyncio.wait([waiting])
-        waiting.exception()  # known by now: the rank is gone because it was killed, or what is raised below
-        await _in_thread(lambda: rank.stop(0.0))
-        raise
+        """End every request with UnavailableError, then the rank processes, within about `timeout_s` seconds."""
+        self._end = self._end or "the server is shutting down"
+        if self._watch is not None:
+            self._watch.cancel()
+        for rank in self.ranks:
+            rank.fail_all(self._end)
+        await self._restarts.stop()
+        await asyncio.gather(*(in_thread(partial(rank.stop, timeout_s)) for rank in self.ranks))
 
 
-async def _in_thread(work: Callable[[], None]) -> None:
-    """Run `work` in a thread of its own: those of asyncio are gone when a program that ends stops its engine."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[None] = loop.create_future()
-
-    def run() -> None:
-        try:
-            work()
-        except BaseException as error:
-            loop.call_soon_threadsafe(done.set_exception, error)
-        else:
-            loop.call_soon_threadsafe(done.set_result, None)
-
-    thread = threading.Thread(target=run, name="stop-rank")
-    thread.start()
-    await asyncio.shield(done)
-    thread.join()
+def _vocabulary(tokenizer: Tokenizer) -> SimVocabulary:
+    hidden = tuple(sorted(tokenizer.special_ids.union(tokenizer.eos_ids)))
+    return SimVocabulary(tokenizer.vocab_size, tokenizer.eos_ids, hidden)
 
 
-def _no_load(ready: Ready) -> RankLoad:
-    """The load of a rank that has served nothing."""
-    total = ready.info.num_pages * ready.info.page_size
-    return RankLoad(ready.dp_rank, 0.0, 0, 0, 0, 0, 0, total, ready.max_running, 0.0, 0.0, 0.0)
+def _common_info(infos: Sequence[ExecutorInfo]) -> ExecutorInfo:
+    """What every rank can serve: ranks that measured their memory differ."""
+    return msgspec.structs.replace(
+        infos[0],
+        num_pages=min(info.num_pages for info in infos),
+        max_model_len=min(info.max_model_len for info in infos),
+    )

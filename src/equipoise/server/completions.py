@@ -30,12 +30,14 @@ async def completions(service: Service, scope: Scope, receive: Receive, send: Se
     body = decode(completion_decoder, await read_body(scope, receive, service.max_body_bytes))
     service.check_open()
     service.check_model(body.model)
-    service.check_rank(scope, body.routed_dp_rank, body.data_parallel_rank)
+    dp_rank = service.asked_rank(scope, body.routed_dp_rank, body.data_parallel_rank)
     params = completion_params(body, service.engine.info.vocab_size)
     jobs = await _jobs(service, body, params, request_name(scope, body.rid, body.request_id))
     writer = _Writer(service, body, params, jobs)
     timings = service.timings(scope, jobs, arrival_s)
-    running = service.running(receive, jobs, priority=body.priority or 0, cache_salt=body.cache_salt or "")
+    running = service.running(
+        receive, jobs, priority=body.priority or 0, cache_salt=body.cache_salt or "", dp_rank=dp_rank
+    )
     with naming_constraint(constraint_field(body)):
         async with running as generations:
             if body.stream:

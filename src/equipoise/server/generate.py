@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
     from equipoise.exec.protocol import TokenLogprobs
+    from equipoise.server.generation import Generation
     from equipoise.server.service import Service, Tokens
 
 
@@ -30,22 +31,29 @@ async def generate(service: Service, scope: Scope, receive: Receive, send: Send)
     body = decode(generate_decoder, await read_body(scope, receive, service.max_body_bytes))
     service.check_open()
     service.check_model(body.model)
-    service.check_rank(scope, body.routed_dp_rank, body.data_parallel_rank)
+    dp_rank = service.asked_rank(scope, body.routed_dp_rank, body.data_parallel_rank)
     prompts, is_batch = await _prompts(service, body)
     jobs = _jobs(service, body, prompts, _names(scope, body, len(prompts)))
     owners = [job for job in jobs for _ in range(job.params.n)]
     timings = service.timings(scope, jobs, arrival_s)
     salt = body.cache_salt or body.extra_key or ""
     with naming_constraint(_constraint_field(body)):
-        async with service.running(receive, jobs, priority=body.priority or 0, cache_salt=salt) as generations:
+        running = service.running(receive, jobs, priority=body.priority or 0, cache_salt=salt, dp_rank=dp_rank)
+        async with running as generations:
             writer = _Writer(service, body, arrival_s)
             if body.stream:
                 is_indexed = len(generations) > 1
-                frames = [_Frames(writer, owner, index if is_indexed else None) for index, owner in enumerate(owners)]
+                frames = [
+                    _Frames(writer, owner, generation, index if is_indexed else None)
+                    for index, (owner, generation) in enumerate(zip(owners, generations, strict=True))
+                ]
                 await stream(scope, send, generations, frames, timings, lambda: DONE)
                 return
             answers = await collect_all(generations, timings)
-            whole = [writer.answer(owner, answer) for owner, answer in zip(owners, answers, strict=True)]
+            whole = [
+                writer.answer(owner, answer, generation.dp_rank)
+                for owner, answer, generation in zip(owners, answers, generations, strict=True)
+            ]
             await reply_json(scope, send, whole if is_batch or len(whole) > 1 else whole[0])
 
 
@@ -115,7 +123,7 @@ class _Writer:
         self._tokenizer = service.engine.tokenizer
         self._arrival_s = arrival_s
 
-    def answer(self, job: Job, delta: Delta, index: int | None = None) -> dict[str, Any]:
+    def answer(self, job: Job, delta: Delta, dp_rank: int, index: int | None = None) -> dict[str, Any]:
         """`delta` holds everything so far."""
         meta: dict[str, Any] = {
             "id": job.request_id,
@@ -123,7 +131,7 @@ class _Writer:
             "prompt_tokens": len(job.prompt_ids),
             "completion_tokens": delta.num_output,
             "cached_tokens": delta.num_cached,
-            "dp_rank": 0,
+            "dp_rank": dp_rank,
             "e2e_latency": time.monotonic() - self._arrival_s,
         }
         if self.body.return_logprob:
@@ -167,9 +175,10 @@ def _finish_reason(delta: Delta) -> dict[str, Any] | None:
 class _Frames:
     """Events of one prompt's answer, each with everything so far."""
 
-    def __init__(self, writer: _Writer, job: Job, index: int | None) -> None:
+    def __init__(self, writer: _Writer, job: Job, generation: Generation, index: int | None) -> None:
         self._writer = writer
         self._job = job
+        self._generation = generation
         self._index = index
         self._whole = Delta("", [])
 
@@ -184,4 +193,5 @@ class _Frames:
             whole.logprobs = (whole.logprobs or []) + delta.logprobs
         whole.finish_reason, whole.stop_reason = delta.finish_reason, delta.stop_reason
         whole.num_cached, whole.num_output = delta.num_cached, delta.num_output
-        return b"data: " + encode(self._writer.answer(self._job, whole, self._index)) + b"\n\n"
+        answer = self._writer.answer(self._job, whole, self._generation.dp_rank, self._index)
+        return b"data: " + encode(answer) + b"\n\n"

@@ -17,8 +17,10 @@ from equipoise.request import FinishReason
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from equipoise.engine.messages import Add
     from equipoise.errors import RequestError
     from equipoise.request import SamplingParams
+    from equipoise.route.account import Charge
     from equipoise.text.detokenize import Detokenizer
 
 
@@ -63,12 +65,16 @@ class Stream:
     """State of one request, in two halves, each used by one thread.
 
     receiver thread: detokenizer, num_output, num_cached, prompt_logprobs
-    event loop: delta (not taken yet), error, is_over (its end was put), waiter
+    event loop: delta (not taken yet), error, is_over (its end was put), waiter, and where it runs:
+        dp_rank; charge (what it adds to its rank's load, None with one rank); spare (what was sent, as long as
+        another rank may have it: nothing came yet, its rank was not asked for, and it did not move before)
     """
 
     __slots__ = (
+        "charge",
         "delta",
         "detokenizer",
+        "dp_rank",
         "error",
         "handle",
         "is_over",
@@ -77,10 +83,13 @@ class Stream:
         "params",
         "prompt_logprobs",
         "request_id",
+        "spare",
         "waiter",
     )
 
-    def __init__(self, handle: int, request_id: str, params: SamplingParams, detokenizer: Detokenizer) -> None:
+    def __init__(
+        self, handle: int, request_id: str, params: SamplingParams, detokenizer: Detokenizer, dp_rank: int = 0
+    ) -> None:
         self.handle = handle
         self.request_id = request_id
         self.params = params
@@ -92,6 +101,9 @@ class Stream:
         self.error: RequestError | None = None
         self.is_over = False
         self.waiter: asyncio.Future[None] | None = None
+        self.dp_rank = dp_rank
+        self.charge: Charge | None = None
+        self.spare: Add | None = None
 
     def put(self, delta: Delta) -> None:
         """Hand output to the consumer. Not after the end was put."""
@@ -99,6 +111,7 @@ class Stream:
             self.delta = delta
         else:
             self.delta.add(delta)
+        self.spare = None
         self.is_over = delta.finish_reason is not None
         self._wake()
 
@@ -139,6 +152,11 @@ class Generation:
         self._owner = owner
         self.request_id = stream.request_id
         self.num_prompt = num_prompt
+
+    @property
+    def dp_rank(self) -> int:
+        """The rank that it runs on."""
+        return self._stream.dp_rank
 
     async def next(self) -> Delta:
         """Wait for output; everything since the last call in one Delta. The last one has `finish_reason` set.

@@ -49,13 +49,15 @@ log = logging.getLogger(__name__)
 class News:
     """What one step means for the streams.
 
+    num_added: requests that the rank had received by then
     stopped: handles of requests that a stop string ended and the rank still runs
     """
 
-    __slots__ = ("deltas", "failures", "load", "stopped")
+    __slots__ = ("deltas", "failures", "load", "num_added", "stopped")
 
-    def __init__(self, load: RankLoad) -> None:
+    def __init__(self, load: RankLoad, num_added: int) -> None:
         self.load = load
+        self.num_added = num_added
         self.deltas: list[tuple[Stream, Delta]] = []
         self.failures: list[tuple[Stream, RequestError]] = []
         self.stopped: list[int] = []
@@ -72,7 +74,7 @@ class Receiver:
         self._inbox = inbox
         self._loop = loop
         self._is_stopping = False
-        self._thread = threading.Thread(target=self._run, name="rank-receiver", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"rank-{rank.dp_rank}-receiver", daemon=True)
 
     def start(self) -> None:
         """Start the thread."""
@@ -107,7 +109,7 @@ class Receiver:
 
 def read_step(step: Step, streams: dict[int, Stream]) -> News:
     """Detokenize a step; requests that end leave `streams`. Handles that are not there are ignored."""
-    news = News(step.load)
+    news = News(step.load, step.num_added)
     handles: list[int] = np.frombuffer(step.handles, "<i8").tolist()
     ended = {finished.handle: finished for finished in step.finished}
     _keep_facts(step, streams)

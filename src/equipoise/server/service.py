@@ -13,7 +13,6 @@ import numpy as np
 
 from equipoise.errors import InvalidValueError, NotFoundError, UnavailableError
 from equipoise.obs.metrics import ServerMetrics, Timing
-from equipoise.server.client import split_choices
 from equipoise.server.http import ClientGoneError, header
 from equipoise.server.request_log import Served
 
@@ -26,7 +25,9 @@ if TYPE_CHECKING:
     from equipoise.config import EngineConfig, ServerConfig
     from equipoise.engine.messages import RankLoad
     from equipoise.request import SamplingParams
-    from equipoise.server.client import AsyncEngine, Generation
+    from equipoise.server.client import AsyncEngine
+    from equipoise.server.generation import Generation
+    from equipoise.server.rank_client import RankClient
     from equipoise.server.tools.formats import ToolFormat
     from equipoise.text.chat import ChatTemplate
 
@@ -36,6 +37,10 @@ MAX_GENERATIONS = 2048
 """Prompts times choices of one HTTP request."""
 LOAD_AGE_S = 0.5
 """A load older than this is asked for again, and waited for as long at most."""
+
+
+RANK_HEADER = "X-Data-Parallel-Rank"
+MAX_RANK_CHARS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +71,7 @@ class Service:
         self.model_name = model_name
         self.templates = templates
         self.tool_format = tool_format
-        self.load = engine.load
-        self.metrics = ServerMetrics(lambda: [self.load])
+        self.metrics = ServerMetrics(self.loads, lambda: {rank.dp_rank: rank.is_usable for rank in engine.ranks})
         self.started_at = int(time.time())
         self.max_body_bytes = int(config.max_body_mb * 2**20)
         self.is_closing = False
@@ -85,23 +89,28 @@ class Service:
             )
         return template
 
-    async def fresh_load(self) -> RankLoad:
-        """The rank's latest load. It comes with every step; a rank that runs none is asked.
+    def loads(self) -> list[RankLoad]:
+        """The latest load of each rank that answers, in order."""
+        return [rank.load for rank in self.engine.ranks if rank.is_usable]
 
-        Raises UnavailableError when the rank is gone."""
-        self.load = self.engine.load
-        if time.time() - self.load.timestamp >= LOAD_AGE_S:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LOAD_AGE_S):
-                    self.load = await self.engine.call("loads")
-        return self.load
+    async def fresh_loads(self) -> list[RankLoad]:
+        """As `loads`, at most LOAD_AGE_S old: it comes with every step; ranks that run none are asked.
+
+        Raises UnavailableError when no rank answers."""
+        old = [rank for rank in self.engine.ranks if rank.is_usable and _is_old(rank.load)]
+        if old:
+            await asyncio.wait([asyncio.ensure_future(_ask_load(rank)) for rank in old])
+        loads = self.loads()
+        if not loads:
+            raise UnavailableError(self.engine.death or "no rank answers")
+        return loads
 
     def check_open(self) -> None:
         """Raise UnavailableError unless new requests are taken."""
         if self.is_closing:
             raise UnavailableError("the server is shutting down")
         if self.engine.death is not None:
-            raise UnavailableError(f"the rank is gone: {self.engine.death}")
+            raise UnavailableError(f"every rank is gone: {self.engine.death}")
 
     def check_model(self, name: str | None) -> None:
         """Raise NotFoundError unless `name` is served here (or not given)."""
@@ -110,21 +119,19 @@ class Service:
             error.code = "model_not_found"
             raise error
 
-    def check_rank(self, scope: Scope, *in_body: int | None) -> None:
-        """Raise InvalidValueError unless the DP rank that header or body ask for exists. The header wins."""
+    def asked_rank(self, scope: Scope, routed_dp_rank: int | None, data_parallel_rank: int | None) -> int | None:
+        """The DP rank that header or body ask for; the header wins, then `routed_dp_rank`.
+
+        Raises InvalidValueError unless there is such a rank."""
         text = header(scope, b"x-data-parallel-rank")
         if text is not None:
-            if text.strip() != "0":
-                raise InvalidValueError(
-                    f"X-Data-Parallel-Rank: {text[:32]!r} is not a rank of this server, only 0 is",
-                    "X-Data-Parallel-Rank",
-                )
-            return
-        for rank in in_body:
-            if rank not in (None, 0):
-                raise InvalidValueError(
-                    f"routed_dp_rank: {rank} is not a rank of this server, only 0 is", "routed_dp_rank"
-                )
+            text = text.strip()[:MAX_RANK_CHARS]
+            return self.engine.check_rank(int(text) if text.isdecimal() else text, RANK_HEADER)
+        if routed_dp_rank is not None:
+            return self.engine.check_rank(routed_dp_rank, "routed_dp_rank")
+        if data_parallel_rank is not None:
+            return self.engine.check_rank(data_parallel_rank, "data_parallel_rank")
+        return None
 
     def prompt_tokens(self, token_ids: Sequence[int], field: str) -> Tokens:
         """Token ids that a client gave. Raises InvalidValueError for ids outside the vocabulary."""
@@ -154,29 +161,27 @@ class Service:
 
     @contextlib.asynccontextmanager
     async def running(
-        self, receive: Receive, jobs: Sequence[Job], *, priority: int = 0, cache_salt: str = ""
+        self, receive: Receive, jobs: Sequence[Job], *, priority: int, cache_salt: str, dp_rank: int | None
     ) -> AsyncIterator[list[Generation]]:
         """Submit every choice of every job, in order; whatever is still running at the end is aborted.
 
         A client that leaves meanwhile aborts them at once, which raises ClientGoneError at the end.
-        Raises what `AsyncEngine.submit` raises."""
+        Raises what `AsyncEngine.submit_choices` raises."""
         generations: list[Generation] = []
-        names: list[str] = []
         watcher: asyncio.Task[None] | None = None
         try:
             for job in jobs:
-                for params in split_choices(job.params):
-                    generation = self.engine.submit(
-                        job.prompt_ids,
-                        params,
-                        request_id=job.request_id,
-                        priority=priority,
-                        cache_salt=cache_salt,
-                        timeout_s=self.config.request_timeout_s,
-                    )
-                    generations.append(generation)
-                    names.append(job.request_id)
-                    self._running.setdefault(job.request_id, []).append(generation)
+                choices = self.engine.submit_choices(
+                    job.prompt_ids,
+                    job.params,
+                    request_id=job.request_id,
+                    priority=priority,
+                    cache_salt=cache_salt,
+                    timeout_s=self.config.request_timeout_s,
+                    dp_rank=dp_rank,
+                )
+                generations += choices
+                self._running.setdefault(job.request_id, []).extend(choices)
             watcher = asyncio.create_task(_abort_when_gone(receive, generations))
             yield generations
             if watcher.done():
@@ -184,15 +189,15 @@ class Service:
         finally:
             if watcher is not None:
                 watcher.cancel()
-            for name, generation in zip(names, generations, strict=True):
+            for generation in generations:
                 generation.abort()
-                self._forget(name, generation)
+                self._forget(generation)
 
-    def _forget(self, name: str, generation: Generation) -> None:
-        same_name = self._running[name]
+    def _forget(self, generation: Generation) -> None:
+        same_name = self._running[generation.request_id]
         same_name.remove(generation)
         if not same_name:
-            del self._running[name]
+            del self._running[generation.request_id]
 
     def timings(self, scope: Scope, jobs: Sequence[Job], arrival_s: float) -> list[Timing]:
         """One for each choice of each job, in order; the request log finds them in the scope."""
@@ -217,6 +222,17 @@ class Service:
     def num_running(self) -> int:
         """HTTP requests by name that are being served."""
         return len(self._running)
+
+
+def _is_old(load: RankLoad) -> bool:
+    return time.time() - load.timestamp >= LOAD_AGE_S
+
+
+async def _ask_load(rank: RankClient) -> None:
+    """Have `rank.load` renewed, which comes before the answer; a rank that takes its time keeps the old one."""
+    with contextlib.suppress(TimeoutError, UnavailableError):
+        async with asyncio.timeout(LOAD_AGE_S):
+            await rank.call("loads")
 
 
 async def _abort_when_gone(receive: Receive, generations: list[Generation]) -> None:
