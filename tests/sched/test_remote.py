@@ -257,6 +257,34 @@ def test_a_prefill_that_runs_alone_takes_the_pages_of_one_that_waits_with_them()
     assert rig.is_clean()
 
 
+def test_while_others_run_those_who_wait_with_loaded_pages_keep_them():
+    rig = remote_rig(16, names=["b"], num_pages=8, order="priority", reserve_full_prompt=False, max_step_tokens=5)
+    rig.add("c", 3, max_tokens=40)
+    rig.add("b", 20, max_tokens=1, priority=2)
+    rig.step()
+    rig.add("a", 28, max_tokens=1, priority=1)
+    arrive(rig, "b", 16)
+    while not rig.requests["a"].num_preemptions:
+        rig.step()
+    assert rig.last.preempted == [rig.requests["a"]]
+    assert (rig.requests["b"].num_preemptions, len(rig.requests["b"].pages)) == (0, 4)
+    rig.abort("c")
+    rig.drain()
+    assert rig.is_clean()
+
+
+def test_what_a_store_brought_is_not_owed_until_it_is_given_up():
+    rig = remote_rig(16, max_running=1)
+    rig.add("a", 20)
+    rig.step()
+    rig.add("urgent", 4, max_tokens=8, arrival_s=-1.0)
+    arrive(rig, "a", 16)
+    load = rig.scheduler.load()
+    assert (load.num_waiting_tokens, load.num_waiting_uncached_tokens) == (24, 8)
+    rig.scheduler.flush_cache(preempt_running=True)
+    assert rig.scheduler.load().num_waiting_uncached_tokens == 24
+
+
 def test_a_head_that_would_load_makes_the_loaded_give_way_too():
     rig = remote_rig(8, num_pages=8, order="priority")
     rig.add("a", 12, max_tokens=1, priority=1)
