@@ -88,17 +88,6 @@ class WrongMethodError(RequestError):
     code = "method_not_allowed"
 
 
-class MethodNotAllowedError(RequestError):
-    """The route exists but takes other methods: `allow`, as the header of that name lists them."""
-
-    status = 405
-    code = "method_not_allowed"
-
-    def __init__(self, message: str, allow: str) -> None:
-        super().__init__(message)
-        self.allow = allow
-
-
 class TooLargeError(RequestError):
     """The request's body is over the server's limit."""
 

@@ -1,7 +1,7 @@
 """The seam between the gateway and a worker: one request goes out, an answer comes back piece by piece.
 
     Exchange ── Outgoing ──> Transport.start ──> Call     (the exchange's handle: abort, pause, resume)
-             <── head, body*, ended | failed ──  Leg      (what the transport tells the exchange; flush after each read)
+             <── head, body*, ended | failed ──  Leg      (what the transport tells the exchange; flush closes a read)
 
 HTTP/1.1 is one transport; whatever else carries requests to workers implements the same three protocols. Everything
 runs on one event loop and nothing here blocks or raises for what happens on the network.
@@ -42,9 +42,9 @@ class Outgoing:
 class Leg(Protocol):
     """One try at one worker, told by the transport what comes back.
 
-    Order: head, body any number of times, then exactly one of ended or failed; failed may come first. flush comes
-    after every read that told anything, last. Nothing is told after Call.abort(), nor before Transport.start()
-    returned."""
+    Order: head, body any number of times, then exactly one of ended or failed; failed may come first. A read that told
+    something and ended nothing closes with flush. Nothing is told after ended, failed or Call.abort(), nor before
+    Transport.start() returned."""
 
     def head(self, status: int, headers: list[Header]) -> None:
         """The final status and the end-to-end headers, in order, case and number as the worker sent them. 1xx answers
@@ -60,7 +60,7 @@ class Leg(Protocol):
         """The try is over without a complete answer; `reason` is one clause for people."""
 
     def flush(self) -> None:
-        """What one read brought has been told: write out what was gathered."""
+        """What one read brought has been told and more is to come: write out what was gathered."""
 
 
 class Call(Protocol):

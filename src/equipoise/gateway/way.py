@@ -1,0 +1,70 @@
+"""The plain way of running a request: one leg at one worker."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from equipoise.gateway.intake import splice
+from equipoise.gateway.transport import Outgoing
+
+if TYPE_CHECKING:
+    from equipoise.gateway.exchange import Exchange
+    from equipoise.gateway.router import Outcome, Route, Router
+    from equipoise.gateway.transport import Call
+
+
+class OneLeg:
+    """A Way: router, rank, leg."""
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+
+    @property
+    def wants_keys(self) -> bool:
+        """See Way."""
+        return self._router.wants_keys["mixed"]
+
+    def start(self, exchange: Exchange, now: float) -> OneLegTry:
+        """See Way."""
+        request, intake = exchange.request, exchange.intake
+        named_rank = request.named_rank
+        if named_rank is None:
+            named_rank = intake.named_rank
+        route = self._router.route(exchange.ask, intake.model, "mixed", exchange.tried, now, named_rank)
+        worker = exchange.worker = route.worker
+        rank = exchange.rank = route.rank
+        headers, body = [*request.headers], request.body
+        if rank is not None and named_rank is None:
+            fields: list[bytes] = []
+            worker.place_rank(rank, headers, fields)
+            if fields and intake.has_fields:
+                body = splice(body, b",".join(fields))
+        outgoing = Outgoing(request.method, request.target, headers, body, intake.is_stream)
+        return OneLegTry(self._router, route, worker.transport.start(outgoing, exchange))
+
+
+class OneLegTry:
+    """A Try with one route and one call."""
+
+    __slots__ = ("_call", "_route", "_router")
+
+    def __init__(self, router: Router, route: Route, call: Call) -> None:
+        self._router = router
+        self._route = route
+        self._call = call
+
+    def abort(self) -> None:
+        """See Try."""
+        self._call.abort()
+
+    def pause(self) -> None:
+        """See Try."""
+        self._call.pause()
+
+    def resume(self) -> None:
+        """See Try."""
+        self._call.resume()
+
+    def finish(self, outcome: Outcome, now: float, num_output: int | None, ttft_s: float | None) -> None:
+        """See Try."""
+        self._router.finished(self._route, outcome, now, num_output, ttft_s)
