@@ -10,16 +10,20 @@ import pytest
 from tests.gateway.pure_fleet import empty_fleet, join, router_of
 
 from equipoise.config.gateway import FrontConfig, GatewayConfig
+from equipoise.errors import RequestError
 from equipoise.gateway.admin import Admin, is_loopback
 from equipoise.gateway.metrics import GatewayMetrics
-from equipoise.gateway.own import OwnRoutes
 from equipoise.gateway.probes import Probes
 from equipoise.gateway.request import ClientRequest
+from equipoise.gateway.routes import Answer, Routes
+from equipoise.gateway.wire import openai_error
 from equipoise.gateway.worker import Found
 from equipoise.route.account import RankReport
 from equipoise.route.policy import Ask
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
     from equipoise.gateway.transport import Header
 
 HERE: list[Header] = [(b"Host", b"127.0.0.1:8080")]
@@ -35,25 +39,38 @@ class Gateway:
         config = GatewayConfig(front=front or FrontConfig())
         self.probes = Probes(self.fleet, self.router, GatewayMetrics(), lambda: NOW)
         admin = Admin(config, self.fleet, self.router, lambda: NOW)
-        self.routes = OwnRoutes([*self.probes.routes(has_metrics=True), *admin.routes()])
+        self.routes = Routes()
+        self.probes.register(self.routes, has_metrics=True)
+        admin.register(self.routes)
 
     def ask(
         self, method: str, path: str, body: object = None, headers: list[Header] = HERE, query: bytes = b""
     ) -> tuple[int, Any]:
         """Status and JSON of an answer."""
         raw = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
-        route = self.routes.find(path.encode())
-        assert route is not None, path
         target = path.encode() + (b"?" + query if query else b"")
         request = ClientRequest(method.encode(), target, headers, [])
         request.body = raw
-        answer = asyncio.run(route.answer(request))
+        try:
+            answer = self._answer(request)
+        except RequestError as error:
+            return error.status, json.loads(openai_error(error))
         return answer.status, json.loads(answer.body)
+
+    def _answer(self, request: ClientRequest) -> Answer:
+        handler = self.routes.find(request.method, request.path).handler
+        assert handler is not None
+        answer = handler(request)
+        return answer if isinstance(answer, Answer) else asyncio.run(_awaited(answer))
 
     def refusal(self, method: str, path: str, body: object = None, query: bytes = b"") -> tuple[int, str, str | None]:
         """Status, message and field of an error."""
         status, answer = self.ask(method, path, body, query=query)
         return status, answer["error"]["message"], answer["error"]["param"]
+
+
+async def _awaited(answer: Awaitable[Answer]) -> Answer:
+    return await answer
 
 
 # Who may

@@ -110,10 +110,6 @@ class AccessLog:
         self._bytes_in += len(data)
         self._queue.put((data, len(lines)))
 
-    def check(self, now: float) -> None:
-        """Flush: a sweep calls this, so that no line waits for long."""
-        self.flush()
-
     def reopen(self) -> None:
         """Open the file anew, as after it was moved away; does nothing for stderr and stdout."""
         self.flush()

@@ -15,26 +15,28 @@ from urllib.parse import parse_qs
 import msgspec
 
 from equipoise.config.worker import WORKER_ROLES, WorkerKind, WorkerRole, WorkerSpec, worker_url
-from equipoise.errors import ConfigError, ForbiddenError, InvalidValueError, UnauthorizedError
+from equipoise.errors import ConfigError, ForbiddenError, InvalidValueError, NotFoundError, UnauthorizedError
 from equipoise.gateway.fetch import FetchError, Site
-from equipoise.gateway.own import OwnAnswer, OwnRoute, json_answer
+from equipoise.gateway.own import json_answer, name_in_path
 from equipoise.gateway.policies import make_policies
 from equipoise.gateway.probes import policies_view
 from equipoise.gateway.views import loads_page, rank_views, worker_view
 from equipoise.server.http import decode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from equipoise.config.gateway import FrontConfig, GatewayConfig
     from equipoise.gateway.fleet import Fleet
-    from equipoise.gateway.own import Handler
     from equipoise.gateway.request import ClientRequest
     from equipoise.gateway.router import Router
+    from equipoise.gateway.routes import Answer, Handler, Routes
     from equipoise.gateway.worker import Worker
 
 FOREIGN_HEADERS = (b"origin", b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip")
 """What a browser's page or a proxy sends along, and an operator on this machine does not."""
+WORKER_PATH = "/workers/"
+DRAIN = "/drain"
 FLUSH_PATHS = {"vllm": "/reset_prefix_cache"}
 FLUSH_PATH = "/flush_cache"
 DOTTED = ", or package.module:attribute"
@@ -134,41 +136,43 @@ class Admin:
         self._clock = clock
         self._guard = Guard(config.front)
 
-    def routes(self) -> list[OwnRoute]:
-        """The routes to register, each behind the guard."""
-        table: dict[str, dict[bytes, Handler]] = {
-            "/workers": {b"GET": self.workers, b"POST": self.add},
-            "/workers/{name}": {b"GET": self.worker, b"DELETE": self.remove},
-            "/workers/{name}/drain": {b"POST": self.drain},
-            "/get_loads": {b"GET": self.get_loads},
-            "/v1/loads": {b"GET": self.loads},
-            "/policies": {b"GET": self.policies, b"PUT": self.set_policies},
-            "/flush_cache": {b"POST": self.flush_cache, b"GET": self.flush_cache},
-        }
-        return [
-            OwnRoute(label, {method: self._guarded(handler) for method, handler in methods.items()})
-            for label, methods in table.items()
-        ]
+    def register(self, routes: Routes) -> None:
+        """Add the handlers to `routes`, each behind the guard."""
+        table: tuple[tuple[str, str, Handler], ...] = (
+            ("GET", "/workers", self.workers),
+            ("POST", "/workers", self.add),
+            ("GET", WORKER_PATH, self.worker),
+            ("DELETE", WORKER_PATH, self.remove),
+            ("POST", WORKER_PATH, self.drain),
+            ("GET", "/get_loads", self.get_loads),
+            ("GET", "/v1/loads", self.loads),
+            ("GET", "/policies", self.policies),
+            ("PUT", "/policies", self.set_policies),
+            ("GET", "/flush_cache", self.flush_cache),
+            ("POST", "/flush_cache", self.flush_cache),
+        )
+        for method, path, handler in table:
+            routes.own(method, path, self._guarded(handler))
 
     def _guarded(self, handler: Handler) -> Handler:
-        async def answer(request: ClientRequest, name: str) -> OwnAnswer:
+        def answer(request: ClientRequest) -> Answer | Awaitable[Answer]:
             self._guard.check(request)
-            return await handler(request, name)
+            return handler(request)
 
         return answer
 
     # Workers
 
-    async def workers(self, request: ClientRequest, name: str) -> OwnAnswer:
+    def workers(self, request: ClientRequest) -> Answer:
         """All workers with their loads."""
         now = self._clock()
         return json_answer({"workers": [worker_view(worker, self._fleet, now) for worker in self._fleet.workers]})
 
-    async def worker(self, request: ClientRequest, name: str) -> OwnAnswer:
+    def worker(self, request: ClientRequest) -> Answer:
         """One worker, by URL or by host:port."""
-        return self._shown(self._named(name))
+        return self._shown(self._named(name_in_path(request, WORKER_PATH)))
 
-    async def add(self, request: ClientRequest, name: str) -> OwnAnswer:
+    def add(self, request: ClientRequest) -> Answer:
         """Take in a worker; it gets requests once it was found to be up."""
         body = decode(_decode_worker, request.body)
         if not all(body.models):
@@ -181,23 +185,25 @@ class Admin:
             raise _invalid(error) from None
         return self._shown(self._fleet.add(spec, self._clock()), 201)
 
-    async def drain(self, request: ClientRequest, name: str) -> OwnAnswer:
+    def drain(self, request: ClientRequest) -> Answer:
         """Give a worker no more requests; it is removed when its last one ended or the time is over."""
+        if not request.path.rstrip(b"/").endswith(DRAIN.encode()):
+            raise NotFoundError("POST /workers adds a worker, POST /workers/NAME/drain drains one")
         body = decode(_decode_drain, request.body) if request.body.strip() else DrainBody()
         if body.timeout_s is not None and not 0 <= body.timeout_s <= MAX_DRAIN_S:
             raise InvalidValueError(
                 f"timeout_s: {body.timeout_s} must be at least 0 and at most {MAX_DRAIN_S:g}", "timeout_s"
             )
-        worker = self._named(name)
+        worker = self._named(name_in_path(request, WORKER_PATH, DRAIN))
         self._fleet.drain(worker, self._clock(), body.timeout_s)
         return self._shown(worker, 202)
 
-    async def remove(self, request: ClientRequest, name: str) -> OwnAnswer:
+    def remove(self, request: ClientRequest) -> Answer:
         """Remove a worker at once; its requests go on, unless the query says cancel=true."""
         given = parse_qs(request.query.decode("latin-1")).get("cancel", ["false"])[-1].lower()
         if given not in ("true", "false"):
             raise InvalidValueError(f"cancel: {given!r} must be true or false", "cancel")
-        worker = self._named(name)
+        worker = self._named(name_in_path(request, WORKER_PATH))
         self._fleet.remove(worker, cancel=given == "true")
         return self._shown(worker)
 
@@ -209,16 +215,16 @@ class Admin:
             raise _invalid(error) from None
         return self._fleet.get(url)
 
-    def _shown(self, worker: Worker, status: int = 200) -> OwnAnswer:
+    def _shown(self, worker: Worker, status: int = 200) -> Answer:
         return json_answer(worker_view(worker, self._fleet, self._clock()), status)
 
     # Loads
 
-    async def loads(self, request: ClientRequest, name: str) -> OwnAnswer:
+    def loads(self, request: ClientRequest) -> Answer:
         """Every rank of every worker, as reported and as believed."""
         return json_answer(loads_page(self._fleet, self._clock()))
 
-    async def get_loads(self, request: ClientRequest, name: str) -> OwnAnswer:
+    def get_loads(self, request: ClientRequest) -> Answer:
         """One entry per worker: the tokens it is believed to have, and its ranks."""
         now = self._clock()
         rows = [
@@ -229,11 +235,11 @@ class Admin:
 
     # Policies
 
-    async def policies(self, request: ClientRequest, name: str) -> OwnAnswer:
+    def policies(self, request: ClientRequest) -> Answer:
         """The policies in force, by role."""
         return json_answer(policies_view(self._router))
 
-    async def set_policies(self, request: ClientRequest, name: str) -> OwnAnswer:
+    def set_policies(self, request: ClientRequest) -> Answer:
         """Exchange policies from the next request on. Built-in and installed ones only: no code comes in this way."""
         body = decode(_decode_policies, request.body)
         if body.policy is None and body.rank_policy is None:
@@ -258,7 +264,7 @@ class Admin:
 
     # To all workers
 
-    async def flush_cache(self, request: ClientRequest, name: str) -> OwnAnswer:
+    async def flush_cache(self, request: ClientRequest) -> Answer:
         """Have every worker drop its cached prefixes, and forget what routing knows of them."""
         workers = [worker for worker in self._fleet.workers if worker.state != "starting"]
         rows = await asyncio.gather(*(self._flush(worker) for worker in workers))

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from equipoise import __version__
 from equipoise.errors import UnavailableError
-from equipoise.gateway.own import OwnAnswer, OwnRoute, json_answer
+from equipoise.gateway.own import json_answer, name_in_path
+from equipoise.gateway.routes import Answer
 from equipoise.gateway.views import count_states, is_ready, merged_models, model_card
 from equipoise.obs.page import CONTENT_TYPE
 
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from equipoise.gateway.metrics import GatewayMetrics
     from equipoise.gateway.request import ClientRequest
     from equipoise.gateway.router import Router
+    from equipoise.gateway.routes import Routes
+
+MODEL_PATH = "/v1/models/"
 
 
 class Probes:
@@ -29,27 +33,27 @@ class Probes:
         self._metrics = metrics
         self._clock = clock
 
-    def routes(self, *, has_metrics: bool) -> list[OwnRoute]:
-        """The routes to register."""
-        routes = [
-            OwnRoute("/health", {b"GET": self.health}),
-            OwnRoute("/liveness", {b"GET": self.health}),
-            OwnRoute("/readiness", {b"GET": self.readiness}),
-            OwnRoute("/health_generate", {b"GET": self.readiness}),
-            OwnRoute("/v1/models", {b"GET": self.models}),
-            OwnRoute("/v1/models/{name}", {b"GET": self.model}),
-            OwnRoute("/get_server_info", {b"GET": self.info}),
-            OwnRoute("/server_info", {b"GET": self.info}),
-        ]
+    def register(self, routes: Routes, *, has_metrics: bool) -> None:
+        """Add the handlers to `routes`."""
+        for path, handler in (
+            ("/health", self.health),
+            ("/liveness", self.health),
+            ("/readiness", self.readiness),
+            ("/health_generate", self.readiness),
+            ("/v1/models", self.models),
+            (MODEL_PATH, self.model),
+            ("/get_server_info", self.info),
+            ("/server_info", self.info),
+        ):
+            routes.own("GET", path, handler)
         if has_metrics:
-            routes.append(OwnRoute("/metrics", {b"GET": self.metrics}))
-        return routes
+            routes.own("GET", "/metrics", self.metrics)
 
-    async def health(self, request: ClientRequest, name: str) -> OwnAnswer:
+    def health(self, request: ClientRequest) -> Answer:
         """200 as long as the process answers."""
         return json_answer({"status": "ok"})
 
-    async def readiness(self, request: ClientRequest, name: str) -> OwnAnswer:
+    def readiness(self, request: ClientRequest) -> Answer:
         """200 while a request could be served; 503 when no worker is ready, and while the gateway stops."""
         if self.is_closing:
             raise UnavailableError("the gateway is shutting down")
@@ -58,21 +62,21 @@ class Probes:
             raise UnavailableError(f"no worker takes requests: {states or 'there is none'}")
         return json_answer({"status": "ready", "workers": count_states(self._fleet)})
 
-    async def models(self, request: ClientRequest, name: str) -> OwnAnswer:
+    def models(self, request: ClientRequest) -> Answer:
         """The models of all workers that are up."""
         found = merged_models(self._fleet, self._metrics.started_at)
         return json_answer({"object": "list", "data": list(found.values())})
 
-    async def model(self, request: ClientRequest, name: str) -> OwnAnswer:
+    def model(self, request: ClientRequest) -> Answer:
         """One of them, by its name."""
-        return json_answer(model_card(self._fleet, self._metrics.started_at, name))
+        return json_answer(model_card(self._fleet, self._metrics.started_at, name_in_path(request, MODEL_PATH)))
 
-    async def metrics(self, request: ClientRequest, name: str) -> OwnAnswer:
+    def metrics(self, request: ClientRequest) -> Answer:
         """The page for Prometheus."""
         page = self._metrics.page(self._fleet, self._clock())
-        return OwnAnswer(200, page, [(b"content-type", CONTENT_TYPE)])
+        return Answer(200, page, [(b"content-type", CONTENT_TYPE)])
 
-    async def info(self, request: ClientRequest, name: str) -> OwnAnswer:
+    def info(self, request: ClientRequest) -> Answer:
         """Version, models, policies, and how many workers are in which state; no addresses and no keys."""
         return json_answer(
             {
