@@ -101,7 +101,8 @@ class PrefixMap:
                 if not still:
                     return depths
             depth += 1
-        self._note(depths, holders, depth)
+        if depth:
+            self._note(depths, holders, depth)
         return depths
 
     def add(self, keys: Sequence[int], worker: str) -> None:
