@@ -16,7 +16,7 @@ from equipoise.gateway.fetch import FetchError
 from equipoise.route.account import RankReport
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Container, Sequence
 
     from equipoise.gateway.backends.reports import Feed, RankSample
     from equipoise.gateway.fetch import Site
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+MISSES_UNTIL_DEAD = 3
+"""Reports in a row that must leave a rank out, or say nonsense of it, until it counts as dead."""
 POLLS_UNTIL_BETTER = 60
 """Polls of a feed that is not the best one until the better ones are tried again."""
 
@@ -40,6 +42,7 @@ class LoadFeed:
         self._current: Feed | None = None
         self._num_polls = 0
         self._is_broken = False
+        self._num_misses = [0] * len(worker.rank_labels)
         self._generated: dict[int, tuple[float, float]] = {}  # rank number: (when, output tokens until then)
         self.has_other_ranks = False
         """The last report was of other ranks than the worker is known to have."""
@@ -94,6 +97,7 @@ class LoadFeed:
         labels = self._worker.rank_labels
         self.has_other_ranks = tuple(sorted(sample.number for sample in samples)) != labels
         place_of = {number: place for place, number in enumerate(labels)}
+        self._note_dead({place_of.get(sample.number) for sample in samples})
         self._worker.load.report(
             RankReport(
                 place_of[sample.number],
@@ -107,6 +111,17 @@ class LoadFeed:
             for sample in samples
             if sample.number in place_of
         )
+
+    def _note_dead(self, present: Container[int | None]) -> None:
+        """Tell from the places of the ranks that a report speaks of which ones are dead."""
+        for place, account in enumerate(self._worker.load.ranks):
+            num_misses = 0 if place in present else self._num_misses[place] + 1
+            self._num_misses[place] = num_misses
+            is_dead = num_misses >= MISSES_UNTIL_DEAD
+            if account.is_dead != is_dead:
+                account.is_dead = is_dead
+                now = "reports no more: left out" if is_dead else "reports again"
+                log.warning("worker %s: rank %d %s", self._worker.url, self._worker.rank_labels[place], now)
 
     def _throughput(self, sample: RankSample, now: float) -> float | None:
         """Output tokens per second: as told, or by how far the count of them has come since the last report."""

@@ -28,8 +28,6 @@ log = logging.getLogger(__name__)
 
 FIRST_RETRY_S, MAX_RETRY_S = 0.25, 5.0
 """Waits between two tries to find out what a worker is: doubled from the first to the last."""
-REFRESH_S = 30.0
-"""Seconds between two looks at the models of a worker: adapters come and go while it runs."""
 JITTER = 0.1
 AFTER_FAULT_S = 1.0
 
@@ -41,12 +39,15 @@ class TendLimits:
     load_interval_s: seconds between two load reports, 0 for none
     load_stale_s: seconds after which a report is too old to go by
     timeout_s: seconds that a worker has to answer anything but a health check
+    refresh_s: seconds between two looks at the models of a worker, since adapters come and go while it runs; and
+        from finding it until it is asked anew because it reports other ranks
     api_key: the bearer token that the gateway's own requests carry
     """
 
     load_interval_s: float = 1.0
     load_stale_s: float = 10.0
     timeout_s: float = 5.0
+    refresh_s: float = 30.0
     api_key: str | None = None
 
 
@@ -127,8 +128,9 @@ class Tender:
 
     async def _while_healthy(self) -> None:
         """Check health and models in turn; returns when the worker is unhealthy or must be found anew."""
-        interval_s = self._health.interval_s or REFRESH_S
-        refresh_at = self._clock() + REFRESH_S
+        refresh_s = self._limits.refresh_s
+        interval_s = self._health.interval_s or refresh_s
+        refresh_at = self._clock() + refresh_s
         while not self._must_find.is_set():
             await _wait(self._must_find, self._jittered(interval_s))
             if self._health.interval_s:
@@ -136,7 +138,7 @@ class Tender:
                 if not self._worker.health.is_healthy:
                     return
             if self._clock() >= refresh_at:
-                refresh_at = self._clock() + REFRESH_S
+                refresh_at = self._clock() + refresh_s
                 await self._refresh_models()
 
     async def _check_health(self) -> None:
@@ -187,7 +189,7 @@ class Tender:
         feed = self._feed
         if feed is not None and self._worker.state != "unhealthy":
             await feed.poll()
-            if feed.has_other_ranks and self._clock() - self._found_at > REFRESH_S:
+            if feed.has_other_ranks and self._clock() - self._found_at > self._limits.refresh_s:
                 self._must_find.set()  # it was restarted with other ranks, or lost some
         pause_s = self._jittered(self._limits.load_interval_s)
         await _wait(self._must_poll, max(0.0, started_at + pause_s - self._clock()))
