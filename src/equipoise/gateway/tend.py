@@ -39,16 +39,16 @@ class TendLimits:
     load_interval_s: seconds between two load reports, 0 for none
     load_stale_s: seconds after which a report is too old to go by
     timeout_s: seconds that a worker has to answer anything but a health check
+    api_key: the bearer token that the gateway's own requests carry
     refresh_s: seconds between two looks at the models of a worker, since adapters come and go while it runs; and
         from finding it until it is asked anew because it reports other ranks
-    api_key: the bearer token that the gateway's own requests carry
     """
 
     load_interval_s: float = 1.0
     load_stale_s: float = 10.0
     timeout_s: float = 5.0
-    refresh_s: float = 30.0
     api_key: str | None = None
+    refresh_s: float = 30.0
 
 
 class Tender:
