@@ -10,16 +10,12 @@ passes through `_end`, once.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from equipoise.errors import (
-    RequestError,
-    UnavailableError,
-    WorkerFailedError,
-    WorkerTimeoutError,
-)
+from equipoise.errors import RequestError, UnavailableError
 from equipoise.gateway.intake import Intake
 from equipoise.gateway.retry import RETRIED_PHASES, is_retried, retry_after_s
+from equipoise.gateway.tries import Held, failure
 from equipoise.gateway.usage import MAX_TAIL_BYTES, read_usage
 from equipoise.route.policy import Ask
 from equipoise.route.prefix import prefix_keys
@@ -35,65 +31,13 @@ if TYPE_CHECKING:
     from equipoise.gateway.router import Outcome
     from equipoise.gateway.routes import Endpoint
     from equipoise.gateway.transport import Header, Phase
+    from equipoise.gateway.tries import Try
     from equipoise.gateway.worker import Worker
 
-MAX_HELD_BYTES = 64 * 1024
-"""Of an error's body that is kept while the request is tried again."""
 MAX_TRIED = 64
 NO_INTAKE = Intake()
 NO_ASK = Ask(0)
 """Of requests that no body was read of."""
-
-
-class Try(Protocol):
-    """One try under way."""
-
-    def abort(self) -> None:
-        """End it at once; the exchange hears nothing more."""
-
-    def pause(self) -> None:
-        """Bring no more of the answer for now."""
-
-    def resume(self) -> None:
-        """Go on."""
-
-    def finish(self, outcome: Outcome, now: float, num_output: int | None, ttft_s: float | None) -> None:
-        """Give back what the try was charged and tell the router how it went. Called exactly once."""
-
-
-class Way(Protocol):
-    """How requests are run at workers."""
-
-    @property
-    def wants_keys(self) -> bool:
-        """Whether `Ask.keys` is looked at."""
-
-    def start(self, exchange: Exchange, now: float) -> Try:
-        """Choose, charge and send: the exchange is told the answer as a Leg, later. Sets `exchange.worker` and `rank`.
-
-        Raises RequestError when no worker takes the request."""
-
-
-class Held:
-    """An answer that is kept back while the request is tried again."""
-
-    __slots__ = ("delay_s", "headers", "is_whole", "num_bytes", "pieces", "status")
-
-    def __init__(self, status: int, headers: list[Header], delay_s: float) -> None:
-        self.status = status
-        self.headers = headers
-        self.delay_s = delay_s
-        self.pieces: list[bytes] = []
-        self.num_bytes = 0
-        self.is_whole = True
-
-    def add(self, data: bytes) -> None:
-        """Keep a piece of the body, unless it grows too large."""
-        self.num_bytes += len(data)
-        if self.num_bytes <= MAX_HELD_BYTES:
-            self.pieces.append(data)
-        else:
-            self.is_whole = False
 
 
 class Exchange:
@@ -150,7 +94,8 @@ class Exchange:
         self._send = client.writer.send
         self._run: Try | None = None
         self._timer: TimerHandle | None = None
-        self._held: Held | None = None
+        self._held: Held | None = None  # of the try under way
+        self._kept: Held | None = None  # of the last try that brought one
         self._is_queued = self._is_paused = self._is_stream = self._moved = False
         self._moved_at = 0.0
         self._last = self._before_last = b""
@@ -244,7 +189,6 @@ class Exchange:
             if delay_s is not None:
                 self._held = Held(status, headers, delay_s)
                 return
-        self._held = None
         self.status = status
         self._writer.begin(self.request, status, headers, not self._plane.is_draining)
 
@@ -271,13 +215,12 @@ class Exchange:
         now = self._plane.loop.time()
         held = self._held
         if held is not None:
-            outcome: Outcome = "failed" if held.status >= 500 else "refused"
-            self._again(outcome, str(held.status), held.delay_s, now)
+            self._held, self._kept = None, held
+            self._again(_outcome(held.status), str(held.status), held.delay_s, now)
             return
         self._writer.end(trailers)
         self._count_tokens()
-        status = self.status
-        self._end("ok" if status < 400 else "failed" if status >= 500 else "refused", now)
+        self._end(_outcome(self.status), now)
         self.client.answered()
 
     def failed(self, phase: Phase, reason: str) -> None:
@@ -287,18 +230,20 @@ class Exchange:
         error = failure(phase, reason, worker.url)
         self.failed_phase = phase
         self._plane.metrics.failed_tries[worker.url, phase] += 1
+        # a request that is long is not its worker's fault
+        outcome: Outcome = "cancelled" if phase == "total" else "failed"
         if self.status and self._writer.is_begun:
-            self._cut(error, "failed", now)
+            self._cut(error, outcome, now)
             return
         self._forget_answer()
         delay_s = None
         if phase in RETRIED_PHASES:
             delay_s = self._plane.retries.delay_s(self.num_tries, now - self.admitted())
         if delay_s is None:
-            self._end_try("failed", now)
+            self._end_try(outcome, now)
             self._give_up(error, now)
         else:
-            self._again("failed", phase, delay_s, now)
+            self._again(outcome, phase, delay_s, now)
 
     # What the client does: Served
 
@@ -341,6 +286,11 @@ class Exchange:
             self._moved_at = now
         elif now - self._moved_at > limits.between_tokens_s:
             self._time_out("between_tokens", f"nothing came for {limits.between_tokens_s:g} s", now)
+
+    def drain(self) -> None:
+        """The gateway is to stop: no worker will be free for what queues."""
+        if self._is_queued:
+            self.shut_down()
 
     def shut_down(self) -> None:
         """The gateway stops before the answer is complete."""
@@ -403,23 +353,23 @@ class Exchange:
 
     def _give_up(self, error: RequestError, now: float) -> None:
         """Pass on the last answer that a worker gave of its own, or say what went wrong."""
-        held, self._held = self._held, None
-        if held is None or not held.is_whole:
+        kept = self._kept
+        if kept is None or not kept.is_whole:
             self._refuse(error, now)
             return
-        self.status = held.status
-        self._writer.begin(self.request, held.status, held.headers, not self._plane.is_draining)
-        for piece in held.pieces:
+        self.status = kept.status
+        self._writer.begin(self.request, kept.status, kept.headers, not self._plane.is_draining)
+        for piece in kept.pieces:
             self._send(piece)
         self._writer.end()
-        self._end("failed" if held.status >= 500 else "refused", now)
+        self._end(_outcome(kept.status), now)
         self.client.answered()
 
     def _refuse(self, error: RequestError, now: float, outcome: Outcome | None = None) -> None:
         """Answer with an error of the gateway's own."""
         self.status = error.status
         self._plane.write_error(self.client, self.request, error, self.endpoint)
-        self._end(outcome or ("failed" if error.status >= 500 else "refused"), now)
+        self._end(outcome or _outcome(error.status), now)
         if not self.num_tries:
             self._plane.metrics.refused[error.code or str(error.status)] += 1
         self.client.answered()
@@ -427,7 +377,8 @@ class Exchange:
     def _cut(self, error: RequestError, outcome: Outcome, now: float) -> None:
         """The answer breaks off: say so in a last event, and let no client take it for its end."""
         lead = b"" if self._last.endswith(b"\n\n") else b"\n\n"
-        self._writer.cut(b"%bdata: %b\n\n" % (lead, self.endpoint.error_body(error)))
+        event = b"event: error\n" if self.endpoint.names_events else b""
+        self._writer.cut(b"%b%bdata: %b\n\n" % (lead, event, self.endpoint.error_body(error)))
         self._end(outcome, now)
         self.client.answered()
 
@@ -463,9 +414,5 @@ class Exchange:
         plane.ended(self, outcome, now)
 
 
-def failure(phase: Phase, reason: str, url: str) -> RequestError:
-    """What the client is told of a try that failed: 504 for time limits, 503 where no connection came about, 502."""
-    message = f"worker {url} failed in phase {phase}: {reason}"
-    if phase in ("first_token", "between_tokens", "total"):
-        return WorkerTimeoutError(message)
-    return UnavailableError(message) if phase == "connect" else WorkerFailedError(message)
+def _outcome(status: int) -> Outcome:
+    return "ok" if status < 400 else "failed" if status >= 500 else "refused"

@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
     from equipoise.config.gateway import GatewayConfig
     from equipoise.gateway.access_log import AccessLog
-    from equipoise.gateway.exchange import Way
     from equipoise.gateway.metrics import GatewayMetrics
     from equipoise.gateway.request import Refusal
     from equipoise.gateway.router import Outcome
     from equipoise.gateway.routes import Handler, Routes
     from equipoise.gateway.sweep import Sweep
     from equipoise.gateway.transport import Header
+    from equipoise.gateway.tries import Way
     from equipoise.route.lengths import Lengths
 
 log = logging.getLogger(__name__)
@@ -135,8 +135,11 @@ class Plane:
         return ClientConnection(self)
 
     def drain(self) -> None:
-        """From now on each answer is the last one on its connection; idle connections close at once."""
+        """From now on each answer is the last one on its connection; idle connections close at once, what queues is
+        refused."""
         self.is_draining = True
+        for exchange in list(self._exchanges):
+            exchange.drain()
         for connection in list(self._connections):
             connection.drain()
 

@@ -33,9 +33,9 @@ class Endpoint:
     """A path that workers serve, or (`handler`) the gateway itself.
 
     name: as metrics show it. read: what the router must know of a body. generates: its answers have output tokens.
-    error_body: the shape of errors."""
+    error_body: the shape of errors. names_events: events of its streams have names, errors too."""
 
-    __slots__ = ("error_body", "generates", "handler", "name", "read")
+    __slots__ = ("error_body", "generates", "handler", "name", "names_events", "read")
 
     def __init__(
         self,
@@ -44,12 +44,14 @@ class Endpoint:
         *,
         generates: bool = False,
         error_body: Callable[[RequestError], bytes] = openai_error,
+        names_events: bool = False,
         handler: Handler | None = None,
     ) -> None:
         self.name = name
         self.read = read
         self.generates = generates
         self.error_body = error_body
+        self.names_events = names_events
         self.handler = handler
 
 
@@ -124,7 +126,8 @@ def worker_routes() -> Routes:
     routes = Routes()
     for path in GENERATION:
         routes.add("POST", path, Endpoint(path, generates=True))
-    routes.add("POST", "/v1/messages", Endpoint("/v1/messages", generates=True, error_body=anthropic_error))
+    messages = Endpoint("/v1/messages", generates=True, error_body=anthropic_error, names_events=True)
+    routes.add("POST", messages.name, messages)
     for path in PROMPTS:
         routes.add("POST", path, Endpoint(path))
     for path in OPAQUE:

@@ -21,19 +21,21 @@ class Checked(Protocol):
 class Sweep:
     """Calls `check` of everything that was added, in the order in which it was added.
 
-    Limits are kept to within a step: SWEEP_S for what runs, SLOW_SWEEP_S for what was added as slow."""
+    Limits are kept to within a step: `step_s` for what runs, `slow_step_s` for what was added as slow."""
 
-    def __init__(self) -> None:
+    def __init__(self, step_s: float = SWEEP_S, slow_step_s: float = SLOW_SWEEP_S) -> None:
+        self._step_s = step_s
+        self._slow_step_s = slow_step_s
         self._running: dict[Checked, None] = {}
         self._slow: dict[Checked, None] = {}
         self.add = self._running.setdefault
         self._loop = asyncio.get_running_loop()
-        self._slow_at = self._loop.time() + SLOW_SWEEP_S
-        self._timer = self._loop.call_later(SWEEP_S, self._pass)
+        self._slow_at = self._loop.time() + slow_step_s
+        self._timer = self._loop.call_later(step_s, self._pass)
 
     @property
     def num_running(self) -> int:
-        """How many are looked at every SWEEP_S."""
+        """How many are looked at at each step."""
         return len(self._running)
 
     def remove(self, checked: Checked) -> None:
@@ -41,7 +43,7 @@ class Sweep:
         self._running.pop(checked, None)
 
     def add_slow(self, checked: Checked) -> None:
-        """Look at it every SLOW_SWEEP_S."""
+        """Look at it at each slow step."""
         self._slow[checked] = None
 
     def remove_slow(self, checked: Checked) -> None:
@@ -53,11 +55,11 @@ class Sweep:
         self._timer.cancel()
 
     def _pass(self) -> None:
-        self._timer = self._loop.call_later(SWEEP_S, self._pass)
+        self._timer = self._loop.call_later(self._step_s, self._pass)
         now = self._loop.time()
         for checked in list(self._running):
             checked.check(now)
         if now >= self._slow_at:
-            self._slow_at = now + SLOW_SWEEP_S
+            self._slow_at = now + self._slow_step_s
             for checked in list(self._slow):
                 checked.check(now)

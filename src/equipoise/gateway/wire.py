@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from equipoise.errors import QueueFullError
+from equipoise.errors import NoWorkerError, QueueFullError
 from equipoise.server.http import error_body
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def named_in_connection(headers: Iterable[Header]) -> frozenset[bytes]:
 def error_headers(error: RequestError) -> list[Header]:
     """What an error's answer says beside its body: how it is encoded and, for 429 and 503, when to come back."""
     headers = [(b"content-type", b"application/json")]
-    if isinstance(error, QueueFullError):
+    if isinstance(error, QueueFullError | NoWorkerError):
         headers.append((b"retry-after", b"%d" % max(1, error.retry_after_s)))
     elif error.status == 503:
         headers.append((b"retry-after", b"1"))
