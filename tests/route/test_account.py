@@ -56,6 +56,16 @@ def test_a_report_that_is_late_may_include_what_has_ended_already():
     assert (rank.gone, rank.load()) == (105, 0)
 
 
+def test_a_report_of_the_moment_at_which_a_request_ended_does_not_include_it():
+    rank = account()
+    first, second = rank.charge(100, 20, 0.0), rank.charge(50, 5, 0.0)
+    rank.report(report(tokens=155, taken_at=1.0))
+    first.end(2.0, 20)
+    rank.report(report(tokens=55, taken_at=2.0))
+    second.end(2.0, 5)
+    assert (rank.gone, rank.load()) == (0, 55)
+
+
 def test_of_a_request_whose_output_is_unknown_the_prompt_is_taken_off():
     rank = account()
     charge = rank.charge(100, 2000, 0.0)
@@ -237,7 +247,7 @@ class Life(RuleBasedStateMachine):
 
     def is_gone(self, rank, record):
         with_feed = record[5] is not None and self.has_feed[rank] and record[5][0] == self.epoch[rank]
-        return with_feed and self.includes(rank, record) and record[4] >= self.taken_at[rank]
+        return with_feed and self.includes(rank, record) and record[4] > self.taken_at[rank]
 
     @invariant()
     def worker_is_the_sum_of_its_live_ranks(self):

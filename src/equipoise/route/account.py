@@ -184,7 +184,7 @@ class RankAccount:
             self.num_pending -= 1
             if not self.has_feed and len(self._unseen) > 2 * self.num_active + MIN_UNSEEN_KEPT:
                 self._forget_ended()
-        elif self.has_feed:
+        elif self.has_feed and self.reported_at != charge.ended_at:
             self._add_gone(charge)
         self._refresh()
 
@@ -221,7 +221,7 @@ class RankAccount:
 
     def _reconcile(self, taken_at: float) -> None:
         """Of what was charged and of what ended, tell what a report of `taken_at` includes."""
-        while self._gone_heap and self._gone_heap[0][0] < taken_at:
+        while self._gone_heap and self._gone_heap[0][0] <= taken_at:
             self.gone -= heapq.heappop(self._gone_heap)[2]
         unseen = self._unseen
         while unseen and unseen[0].taken_at + REPORT_LAG_S <= taken_at:
@@ -230,7 +230,7 @@ class RankAccount:
             if charge.ended_at is None:
                 self.pending -= charge.prompt + charge.output
                 self.num_pending -= 1
-            elif charge.ended_at >= taken_at:
+            elif charge.ended_at > taken_at:
                 self._add_gone(charge)
 
     def _add_gone(self, charge: Charge) -> None:
