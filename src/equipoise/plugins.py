@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
 from equipoise.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from importlib.metadata import EntryPoints
 
 
 def find_factory(kind: str, name: str, group: str) -> Callable[..., object]:
@@ -21,7 +21,7 @@ def find_factory(kind: str, name: str, group: str) -> Callable[..., object]:
             module, _, attribute = name.partition(":")
             factory = getattr(import_module(module), attribute)
         else:
-            factory = entry_points(group=group)[name].load()
+            factory = _entry_points(group)[name].load()
     except KeyError:
         known = ", ".join(plugin_names(group)) or "none"
         raise ConfigError(f"{kind}: {name!r} is neither module:function nor an installed {kind} ({known})") from None
@@ -34,4 +34,10 @@ def find_factory(kind: str, name: str, group: str) -> Callable[..., object]:
 
 def plugin_names(group: str) -> list[str]:
     """The installed entry points of `group`, sorted."""
-    return sorted(entry_points(group=group).names)
+    return sorted(_entry_points(group).names)
+
+
+def _entry_points(group: str) -> EntryPoints:
+    from importlib.metadata import entry_points  # 2 MB and 50 ms that most processes can do without
+
+    return entry_points(group=group)

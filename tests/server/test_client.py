@@ -26,11 +26,12 @@ from equipoise.errors import (
 )
 from equipoise.request import Grammar, SamplingParams
 from equipoise.server.client import AsyncEngine
-from equipoise.server.generation import Delta, Generation
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
     from pathlib import Path
+
+    from equipoise.server.generation import Delta, Generation
 
     Scenario = Callable[[AsyncEngine], Coroutine[Any, Any, None]]
 

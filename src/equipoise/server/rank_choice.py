@@ -8,7 +8,7 @@ long a step lasts: its time, in terms of `equipoise.route.account`, is just befo
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from equipoise.errors import UnavailableError
 from equipoise.route.account import REPORT_LAG_S, RankReport, WorkerLoad
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from equipoise.engine.messages import RankLoad
+    from equipoise.errors import QueueFullError
     from equipoise.route.account import Charge, RankAccount
-    from equipoise.server.rank_client import RankClient
 
 JUST_S = 1e-6
 """What "just before" means: less than the time between two requests."""
@@ -70,6 +70,23 @@ class RankBooks:
             )
 
 
+class Rank(Protocol):
+    """What a choice needs to know of a rank.
+
+    load: the latest. loss: why it is gone. books: what is believed of it, None where nobody chooses"""
+
+    load: RankLoad
+    loss: str | None
+    books: RankBooks | None
+
+    def refusal(self, num_prompt: int) -> QueueFullError | None:
+        """Why it would refuse a prompt of so many tokens, None when it would not."""
+        ...
+
+
+_Rank = TypeVar("_Rank", bound=Rank)
+
+
 class RankChoice:
     """Chooses ranks by a policy of `equipoise.route`."""
 
@@ -94,7 +111,7 @@ class RankChoice:
         """A request ended with so many tokens."""
         self._lengths.learn_output(num_output)
 
-    def choose(self, ranks: Sequence[RankClient], num_prompt: int, num_output: int) -> RankClient:
+    def choose(self, ranks: Sequence[_Rank], num_prompt: int, num_output: int) -> _Rank:
         """One of `ranks` that has room; one that is silent when no other lives.
 
         Raises UnavailableError when none lives, QueueFullError when all are full."""
@@ -116,7 +133,7 @@ class RankChoice:
         raise refusal
 
 
-def _first_alive(ranks: Sequence[RankClient]) -> RankClient:
+def _first_alive(ranks: Sequence[_Rank]) -> _Rank:
     for rank in ranks:
         if rank.loss is None:
             return rank
