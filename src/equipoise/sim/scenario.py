@@ -1,0 +1,371 @@
+"""A scenario: everything that a simulation depends on, so that the same file gives the same result.
+
+Sections are frozen dataclasses; a field's docstring is its help and names its unit. `scheduler` and `cache` take
+every setting that the engine's own scheduler has.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from equipoise.config import CacheConfig, SchedulerConfig
+from equipoise.config.checks import at_least, one_of, seconds, within
+from equipoise.config.files import read_table
+from equipoise.errors import ConfigError
+from equipoise.exec.cost_roofline import GPUS
+from equipoise.sim.workload.lengths import SHAPES, Shape
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+WorkloadKind = Literal["lengths", "file", "mix", "sessions"]
+CostKind = Literal["linear", "table", "roofline"]
+
+
+@dataclass(frozen=True)
+class FleetConfig:
+    """Workers and their ranks; all are alike."""
+
+    workers: int = 1
+    """Workers: model servers."""
+
+    ranks: int = 1
+    """Data-parallel ranks of a worker."""
+
+    lockstep: bool = False
+    """Ranks of a worker step together: a step lasts as long as its slowest rank, as with mixture-of-experts models."""
+
+    max_model_len: int = 262144
+    """Most tokens of a request, prompt and output together."""
+
+    def __post_init__(self) -> None:
+        at_least("workers", self.workers, 1, 100_000)
+        at_least("ranks", self.ranks, 1, 1024)
+        at_least("max-model-len", self.max_model_len, 2)
+
+
+@dataclass(frozen=True)
+class CostConfig:
+    """Seconds of a step."""
+
+    model: CostKind = "linear"
+    """"linear" by the prices below, "table" from measured layer times, "roofline" from a model's shape and a GPU."""
+
+    step_ms: float = 20.0
+    """linear: milliseconds of every step."""
+
+    eager_step_ms: float | None = None
+    """linear: milliseconds of a step with a prefill in it, instead of `step_ms`, when not the same."""
+
+    prefill_token_ms: float = 0.1
+    """linear: milliseconds per prefill token."""
+
+    prefill_pair_ns: float = 0.0
+    """linear: nanoseconds per (query, key) pair that prefill tokens attend to."""
+
+    decode_row_ms: float = 0.05
+    """linear: milliseconds per decode row."""
+
+    kv_token_us: float = 0.0
+    """linear: microseconds per KV token that a decode row reads."""
+
+    source: str = "settings"
+    """linear: where the prices come from, for the report."""
+
+    tables: str | None = None
+    """table: beginning of the paths of the CSV files, without _dense.csv and so on."""
+
+    num_layers: int | None = None
+    """table: transformer layers of the model."""
+
+    overhead_ms: float = 0.0
+    """table: milliseconds of a step beside its kernels."""
+
+    num_experts: int = 0
+    """table: experts of a layer, of a mixture-of-experts model."""
+
+    experts_per_token: int = 0
+    """table: experts that a token visits."""
+
+    config: str | None = None
+    """roofline: the model's config.json."""
+
+    gpu: str = "H100"
+    """roofline: the GPU's name."""
+
+    tp_size: int = 1
+    """roofline: GPUs that a rank is split over."""
+
+    def __post_init__(self) -> None:
+        one_of("model", self.model, get_args(CostKind))
+        one_of("gpu", self.gpu, tuple(GPUS))
+        for name in ("step_ms", "prefill_token_ms", "prefill_pair_ns", "decode_row_ms", "kv_token_us", "overhead_ms"):
+            within(name.replace("_", "-"), getattr(self, name), 0, 1e9)
+        if self.model == "table" and (self.tables is None or self.num_layers is None):
+            raise ConfigError("cost: a table needs tables and num-layers")
+        if self.model == "roofline" and self.config is None:
+            raise ConfigError("cost: a roofline needs config, the model's config.json")
+
+
+@dataclass(frozen=True)
+class HostConfig:
+    """What planning a step costs the host; hidden behind the step before it when `scheduler.depth` is 1 or more."""
+
+    step_us: float = 0.0
+    """Microseconds per step."""
+
+    row_us: float = 0.0
+    """Microseconds per request in the step."""
+
+    def __post_init__(self) -> None:
+        within("step-us", self.step_us, 0, 1e9)
+        within("row-us", self.row_us, 0, 1e9)
+
+
+@dataclass(frozen=True)
+class LengthsConfig:
+    """Tokens with a mean and a spread."""
+
+    mean: float = 1000.0
+    """Mean tokens."""
+
+    spread: float = 0.0
+    """Coefficient of variation: standard deviation over mean."""
+
+    shape: Shape = "normal"
+    """Of the distribution."""
+
+    least: int = 1
+    """Fewest tokens."""
+
+    most: int = 2**31 - 1
+    """Most tokens."""
+
+    def __post_init__(self) -> None:
+        one_of("shape", self.shape, SHAPES)
+
+
+@dataclass(frozen=True)
+class WorkloadConfig:
+    """What arrives, and when."""
+
+    kind: WorkloadKind = "lengths"
+    """"lengths" draws them, "file" reads CSV, JSONL or Parquet (Azure's and Mooncake's traces too), "mix" reads clients
+    as ServeGen describes them, "sessions" draws conversations."""
+
+    path: str | None = None
+    """file, mix: where the trace is."""
+
+    num_requests: int | None = None
+    """Most requests; all of a file when not given, 1,000 of those that are drawn."""
+
+    concurrency: int | None = None
+    """Closed loop: requests at any time. Times of a file do not count then."""
+
+    rate: float | None = None
+    """Open loop: requests per second of those that are drawn, sessions per second of sessions."""
+
+    cv: float = 1.0
+    """Coefficient of variation of the gaps between arrivals; 1 is a Poisson process."""
+
+    rate_scale: float = 1.0
+    """file, mix: how many times as fast as recorded."""
+
+    prompt: LengthsConfig = field(default_factory=lambda: LengthsConfig(mean=1000))
+    """lengths, sessions: of prompts; of what is new in a turn."""
+
+    output: LengthsConfig = field(default_factory=lambda: LengthsConfig(mean=200))
+    """lengths, sessions: of outputs."""
+
+    turns: LengthsConfig = field(default_factory=lambda: LengthsConfig(mean=4))
+    """sessions: turns of a session."""
+
+    think_s: float = 10.0
+    """sessions: mean seconds between an answer's end and the next turn."""
+
+    shared_len: int = 0
+    """sessions: tokens of an opening that all sessions share."""
+
+    arrival_column: str | None = None
+    """file: column of the arrivals; found by the usual names when not given."""
+
+    prompt_column: str | None = None
+    """file: column of the prompts' lengths."""
+
+    output_column: str | None = None
+    """file: column of the outputs' lengths."""
+
+    arrival_unit: Literal["s", "ms"] | None = None
+    """file: unit of the arrivals, when the column's name does not tell."""
+
+    def __post_init__(self) -> None:
+        one_of("kind", self.kind, get_args(WorkloadKind))
+        at_least("num-requests", self.num_requests, 1)
+        at_least("concurrency", self.concurrency, 1)
+        at_least("shared-len", self.shared_len, 0)
+        within("cv", self.cv, 0, 1000)
+        seconds("think-s", self.think_s, may_be_zero=True)
+        if not self.rate_scale > 0:
+            raise ConfigError(f"rate-scale: {self.rate_scale} must be more than 0")
+        if self.rate is not None and not self.rate > 0:
+            raise ConfigError(f"rate: {self.rate} must be more than 0")
+        if self.kind in ("file", "mix") and self.path is None:
+            raise ConfigError(f"path: a workload of kind {self.kind} needs one")
+        if self.kind == "sessions" and self.rate is None:
+            raise ConfigError("rate: sessions need one, in sessions per second")
+        if self.kind == "lengths" and (self.rate is None) == (self.concurrency is None):
+            raise ConfigError("workload: give either rate (an open loop) or concurrency (a closed one)")
+
+
+@dataclass(frozen=True)
+class RoutingConfig:
+    """Who gets a request: the gateway's policies, on its own accounts."""
+
+    worker_policy: str = "prefix_tokens"
+    """Policy that chooses the worker; as of the gateway."""
+
+    rank_policy: str = "minimum_tokens"
+    """Policy that chooses the rank of a worker; as of the gateway. "none": round robin, as engines do by themselves."""
+
+    report_interval_s: float = 1.0
+    """Seconds between load reports; 0 has fresh ones for every choice."""
+
+    report_delay_s: float = 0.0
+    """Seconds that a report is old when it comes."""
+
+    charges: bool = True
+    """A routed request counts at once, before a report knows of it."""
+
+    def __post_init__(self) -> None:
+        seconds("report-interval-s", self.report_interval_s, may_be_zero=True)
+        seconds("report-delay-s", self.report_delay_s, may_be_zero=True)
+
+
+@dataclass(frozen=True)
+class ObjectivesConfig:
+    """What makes a request a good one."""
+
+    ttft_ms: float = 2000.0
+    """Most milliseconds to the first token."""
+
+    tpot_ms: float = 100.0
+    """Most milliseconds per output token after the first."""
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A whole experiment."""
+
+    name: str = "scenario"
+    """What results are called."""
+
+    seed: int = 0
+    """Of everything that is drawn."""
+
+    fleet: FleetConfig = field(default_factory=FleetConfig)
+    scheduler: SchedulerConfig = field(
+        default_factory=lambda: SchedulerConfig(max_step_tokens=8192, max_waiting_reqs=2**31 - 1)
+    )
+    cache: CacheConfig = field(default_factory=lambda: CacheConfig(num_pages=32768))
+    cost: CostConfig = field(default_factory=CostConfig)
+    host: HostConfig = field(default_factory=HostConfig)
+    workload: WorkloadConfig = field(default_factory=lambda: WorkloadConfig(concurrency=64))
+    routing: RoutingConfig = field(default_factory=RoutingConfig)
+    objectives: ObjectivesConfig = field(default_factory=ObjectivesConfig)
+
+    def __post_init__(self) -> None:
+        if self.cache.num_pages is None:
+            raise ConfigError("cache: num-pages must be given, there is no memory to measure")
+
+
+DEFAULTS = Scenario()
+
+
+def read_scenario(path: Path, overrides: Iterable[str] = ()) -> Scenario:
+    """The scenario of a YAML, TOML or JSON file; `overrides` such as "fleet.ranks=8" win over it.
+
+    Raises ConfigError that names the field when something is unknown, of a wrong type or out of range."""
+    return make_scenario(read_table(path, "scenario"), overrides)
+
+
+def make_scenario(table: dict[str, Any], overrides: Iterable[str] = ()) -> Scenario:
+    """The scenario of a table as a file holds it."""
+    merged = _merge(dataclasses.asdict(DEFAULTS), table, "") if table else dataclasses.asdict(DEFAULTS)
+    if "workload" in table:  # the default's own loop is no part of another workload
+        merged["workload"] = table["workload"]
+    for override in overrides:
+        _override(merged, override)
+    _check_keys(merged, Scenario, "")
+    return _convert(merged)
+
+
+def as_table(scenario: Scenario) -> dict[str, Any]:
+    """The scenario with every default filled in, as a file would hold it."""
+    table: dict[str, Any] = msgspec.to_builtins(dataclasses.asdict(scenario))
+    return table
+
+
+def _convert(table: dict[str, Any]) -> Scenario:
+    try:
+        return msgspec.convert(table, Scenario)
+    except msgspec.ValidationError as error:
+        text, _, where = str(error).partition(" - at `$")
+        place = where.rstrip("`").lstrip(".") or "scenario"
+        raise ConfigError(f"{place}: {text.replace('`', '')}") from None
+
+
+def _merge(under: dict[str, Any], over: dict[str, Any], where: str) -> dict[str, Any]:
+    merged = dict(under)
+    for key, value in over.items():
+        name = key.replace("-", "_")
+        if isinstance(merged.get(name), dict):
+            if not isinstance(value, dict):
+                raise ConfigError(f"{where}{key}: {value!r} must be a table of settings")
+            merged[name] = _merge(merged[name], value, f"{where}{key}.")
+        else:
+            merged[name] = value
+    return merged
+
+
+def _override(table: dict[str, Any], override: str) -> None:
+    path, separator, text = override.partition("=")
+    if not separator:
+        raise ConfigError(f"set: {override!r} must be like fleet.ranks=8")
+    *sections, name = path.strip().replace("-", "_").split(".")
+    for section in sections:
+        inner = table.setdefault(section, {})
+        if not isinstance(inner, dict):
+            raise ConfigError(f"set: {path}: {section} is no section")
+        table = inner
+    table[name] = _value(text.strip())
+
+
+def _value(text: str) -> Any:
+    """What YAML or JSON would make of a word, or the word."""
+    words = {"null": None, "none": None, "true": True, "false": False}
+    if text.lower() in words:
+        return words[text.lower()]
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return text
+
+
+def _check_keys(table: dict[str, Any], section: Any, where: str) -> None:
+    """Raise ConfigError on a key that is no setting: a typo must not pass for one."""
+    hints = get_type_hints(section)
+    for key, value in table.items():
+        name = key.replace("-", "_")
+        if name not in hints:
+            near = difflib.get_close_matches(name, sorted(hints), 1)
+            hint = f", did you mean {where}{near[0]}?" if near else f": there are {', '.join(hints)}"
+            raise ConfigError(f"{where}{key} is not a setting{hint}")
+        inner = hints[name]
+        if isinstance(value, dict) and get_origin(inner) is None and dataclasses.is_dataclass(inner):
+            _check_keys(value, inner, f"{where}{key}.")
