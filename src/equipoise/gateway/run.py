@@ -54,8 +54,8 @@ POLL_S = 0.02
 FLUSH_S = 2.0
 """Seconds that the last answers have to reach their clients."""
 GC_THRESHOLD = (50_000, 20, 100)
-"""A request leaves no cycles, so collections find nothing, and with the default of 700 they look for it all the time: with
-ten thousand streams open, at all their objects every few seconds, while everybody waits."""
+"""A request leaves no cycles, so collections find nothing, and with the default of 700 they look for it all the time:
+with ten thousand streams open, at all their objects every few seconds, while everybody waits."""
 
 
 def run_gateway(config: GatewayConfig, listener: socket.socket, on_ready: OnReady) -> int:
