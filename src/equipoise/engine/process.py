@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from equipoise.exec.protocol import Executor
     from equipoise.sched.scheduler import Scheduler
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("equipoise.engine.process")  # this module is __main__
 
 EXIT_FAILED = 1
 EXIT_CONFIG = 2
