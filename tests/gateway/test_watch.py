@@ -275,6 +275,30 @@ async def test_engines_of_vllm_are_told_apart_by_their_own_numbers() -> None:
 
 
 @in_loop
+async def test_a_busy_vllm_is_asked_again_how_it_counts_its_ranks(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    page = b"".join(b'vllm:num_requests_running{engine="%d"} 1\n' % engine for engine in (2, 3))
+    script: Script = {
+        "/health": Reply(),
+        "/version": Reply({"version": "0.33"}),
+        "/v1/models": models("m", owner="vllm"),
+        "/metrics": Reply(page),
+        "/v1/completions": NEVER,
+    }
+    async with serving(script) as server:
+        fleet = a_fleet()
+        router, worker = router_of(fleet), add(fleet, server)
+        async with watching(fleet, TendLimits(0.02, 0.5, timeout_s=0.3, refresh_s=0.1)):
+            await until(lambda: worker.state == "ready")
+            assert router.route(ask(), "m", "mixed", (), 0.0).rank is None
+            script["/v1/completions"] = Reply({})
+            await until(lambda: [place.number for place in worker.places] == [2, 3])
+            await until(lambda: worker.load.feed_ok)
+            assert worker.load.num_active == 1, "its accounts are the same"
+    assert len(messages(caplog, "its load comes from")) == 1
+
+
+@in_loop
 async def test_adapters_that_are_loaded_later_are_served() -> None:
     async with serving(sglang(0)) as server:
         fleet = a_fleet()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from equipoise.gateway.fleet import Fleet
-    from equipoise.gateway.worker import Found, Worker
+    from equipoise.gateway.worker import Found, Kind, Worker
 
 log = logging.getLogger(__name__)
 
@@ -121,10 +121,11 @@ class Tender:
         self._found_at = self._clock()
         self._warn_of_role(self._found)
         worker.health.reset()
+        before = (worker.state, worker.kind, worker.load)
         self._fleet.found(worker, self._found, self._found_at)
-        has_feeds = bool(FEEDS[self._found.kind])
-        self._feed = LoadFeed(worker, self._site, self._limits.load_stale_s, self._clock) if has_feeds else None
-        self._must_poll.set()
+        if before != (worker.state, worker.kind, worker.load):
+            self._feed = self._new_feed(self._found.kind)
+            self._must_poll.set()
 
     async def _while_healthy(self) -> None:
         """Check health and models in turn; returns when the worker is unhealthy or must be found anew."""
@@ -158,7 +159,11 @@ class Tender:
         return f"{path} answered {answer.status}"
 
     async def _refresh_models(self) -> None:
-        """Take over the models that the worker lists now. One that does not answer is the health checks' affair."""
+        """Take over the models that the worker lists now. One that does not answer is the health checks' affair.
+
+        One with several ranks that could not tell how they are named is asked for that again."""
+        if self._found is not None and len(self._found.rank_labels) > 1 and not self._found.places:
+            self._must_find.set()
         try:
             models = await list_models(self._site)
         except FetchError:
@@ -166,6 +171,11 @@ class Tender:
         if self._found is not None and models.names and models.names != self._found.models:
             self._found = dataclasses.replace(self._found, models=models.names, cards=models.cards)
             self._fleet.found(self._worker, self._found, self._clock())
+
+    def _new_feed(self, kind: Kind) -> LoadFeed | None:
+        if not FEEDS[kind]:
+            return None
+        return LoadFeed(self._worker, self._site, self._limits.load_stale_s, self._clock)
 
     def _not_found(self, error: str) -> None:
         """The worker did not say what it is. The log says why, once per reason; one that was ready fails its health."""

@@ -77,10 +77,13 @@ async def _places(site: Site, engines: list[int], models: Models) -> tuple[RankP
 
 
 async def _takes(site: Site, number: int, models: Models) -> bool:
-    """Whether a request under rank `number` is served."""
+    """Whether a request under rank `number` is served, in time."""
     body = {"model": models.names[0] if models.names else "", "prompt": "1", "max_tokens": 1}
     headers = [(RANK_HEADER, b"%d" % number)]
-    return (await site.post("/v1/completions", msgspec.json.encode(body), headers)).is_ok
+    try:
+        return (await site.post("/v1/completions", msgspec.json.encode(body), headers)).is_ok
+    except FetchError:  # it is too busy to tell: it is asked again later, and chooses ranks itself until then
+        return False
 
 
 def parse_metrics(page: bytes) -> list[RankSample]:
