@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 from tests import serving
+from tests.gateway.fleet import Fleet
 
-from equipoise.cli.settings import KEYS
+from equipoise.cli.settings import keys_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,6 +54,7 @@ def blocks() -> Iterator[Block]:
 CURLS = [block for block in blocks() if block.info == "bash" and block.body.startswith("curl")]
 CURL_FAILS = 'curl() { command curl --fail-with-body "$@"; }\n'
 """Makes every curl of a block end it when the answer is an error."""
+GATEWAY = "localhost:8080"
 PYTHONS = [block for block in blocks() if block.info == "python runnable"]
 
 
@@ -61,6 +63,13 @@ def url() -> Iterator[str]:
     """The demo model, served as `make serve` does."""
     with serving.serve("--model", "demo", "--kv-memory-gb", "0.25") as server:
         yield server.url
+
+
+@pytest.fixture(scope="module")
+def gateway_url(url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A gateway before the demo model."""
+    with Fleet(tmp_path_factory.mktemp("gateway")) as fleet:
+        yield fleet.gateway("--worker", url).url
 
 
 def without_volatile(value: object) -> object:
@@ -74,8 +83,10 @@ def without_volatile(value: object) -> object:
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl on this machine")
 @pytest.mark.parametrize("block", CURLS, ids=lambda block: block.label)
-def test_curl_answers_as_shown(block: Block, url: str) -> None:
+def test_curl_answers_as_shown(block: Block, url: str, request: pytest.FixtureRequest) -> None:
     command = CURL_FAILS + re.sub(r"(http://)?(localhost|127\.0\.0\.1):8000", url, block.body)
+    if GATEWAY in command:
+        command = command.replace(GATEWAY, request.getfixturevalue("gateway_url"))
     done = subprocess.run(["bash", "-euo", "pipefail", "-c", command], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout, "no answer"
@@ -111,11 +122,24 @@ def test_links_lead_somewhere(paper: Path) -> None:
             assert (paper.parent / target).exists(), f"{paper.name} links to {target}"
 
 
-def test_flags_in_the_docs_exist() -> None:
-    foreign = {"torch-backend", "local-dir", "max-time", "help", "config", "version", "json", "system"}
-    for block in re.findall(r"`([^`]*--[^`]*)`", (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")):
+@pytest.mark.parametrize(("paper", "command"), [("serving.md", "serve"), ("gateway.md", "gateway")])
+def test_flags_in_the_docs_exist(paper: str, command: str) -> None:
+    foreign = [
+        "torch-backend",
+        "local-dir",
+        "max-time",
+        "help",
+        "config",
+        "version",
+        "json",
+        "system",
+        "enable-metrics",
+    ]
+    for block in re.findall(r"`([^`]*--[^`]*)`", (ROOT / "docs" / paper).read_text(encoding="utf-8")):
         for flag in re.findall(r"--([a-z][a-z-]*)", block):
-            assert flag in KEYS | foreign, f"--{flag} is not a flag of equipoise serve"
+            assert flag.removeprefix("no-") in {*keys_of(command).types, *foreign}, (
+                f"--{flag} is not a flag of equipoise {command}"
+            )
 
 
 def test_list_of_model_families_is_complete() -> None:

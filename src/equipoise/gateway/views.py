@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from equipoise.errors import NotFoundError
+from equipoise.errors import UnknownModelError
 
 if TYPE_CHECKING:
     from equipoise.gateway.fleet import Fleet
@@ -18,7 +18,7 @@ def worker_view(worker: Worker, fleet: Fleet, now: float) -> dict[str, Any]:
     """Everything about one worker. Times are seconds, loads are tokens."""
     load, breaker = worker.load, worker.breaker
     return {
-        "id": f"{worker.url.removeprefix('http://')}",
+        "id": worker.url.removeprefix("http://"),
         "url": worker.url,
         "kind": worker.kind or "unknown",
         "version": worker.version,
@@ -27,14 +27,14 @@ def worker_view(worker: Worker, fleet: Fleet, now: float) -> dict[str, Any]:
         "state": worker.state,
         "takes_requests": fleet.is_eligible(worker, now),
         "why_not": fleet.why_not(worker, now),
-        "error": worker.error,
+        "last_error": worker.error,
         "is_healthy": worker.health.is_healthy,
         "num_inflight": worker.num_inflight,
         "weight": load.weight,
-        "age_s": now - worker.added_at,
+        "age_s": round(now - worker.added_at, 3),
         "bootstrap_port": worker.bootstrap_port,
         "breaker": {"state": breaker.state, "num_opened": breaker.num_opened},
-        "ejected_for_s": max(0.0, worker.record.ejected_until - now),
+        "ejected_for_s": round(max(0.0, worker.record.ejected_until - now), 3),
         "feed": worker.feed,
         "feed_error": worker.feed_error,
         "feed_ok": load.feed_ok,
@@ -56,7 +56,7 @@ def _rank_view(number: int, account: RankAccount, now: float) -> dict[str, Any]:
         "is_live": account.is_live,
         "believed_tokens": account.load(),
         "reported_tokens": account.reported if is_told else None,
-        "report_age_s": max(0.0, now - account.reported_at) if account.reported_at is not None else None,
+        "report_age_s": round(max(0.0, now - account.reported_at), 3) if account.reported_at is not None else None,
         "charged_tokens": account.active,
         "pending_tokens": account.pending,
         "num_inflight": account.num_active,
@@ -84,11 +84,11 @@ def merged_models(fleet: Fleet, since: float) -> dict[str, dict[str, Any]]:
 
 
 def model_card(fleet: Fleet, since: float, name: str) -> dict[str, Any]:
-    """The entry of one model. Raises NotFoundError, which names those that there are."""
+    """The entry of one model. Raises UnknownModelError, which names those that there are."""
     found = merged_models(fleet, since)
     if name not in found:
         known = ", ".join(found) or "none"
-        raise NotFoundError(f"model: there is no model {name!r} here; models: {known}", "model")
+        raise UnknownModelError(f"model: there is no model {name!r} here; models: {known}")
     return found[name]
 
 
