@@ -166,6 +166,19 @@ def test_an_unhealthy_worker_is_left_out_until_it_is_found_again() -> None:
     assert (worker.state, worker.error, worker.models) == ("ready", None, ("other",))
 
 
+def test_what_was_held_against_a_worker_is_forgotten_when_it_is_found_again() -> None:
+    fleet = empty_fleet()
+    worker = join(fleet, "a")
+    for _ in range(10):
+        worker.breaker.failed(worker.breaker.epoch, 0.0)
+        worker.record.failed()
+    assert not fleet.is_eligible(worker, 0.0)
+    fleet.became_unhealthy(worker, "it was restarted")
+    fleet.found(worker, Found("sglang", ("m",)), 1.0)
+    assert fleet.is_eligible(worker, 1.0)
+    assert worker.record.num_requests == 0
+
+
 def test_a_draining_worker_that_is_found_or_fails_goes_on_draining() -> None:
     fleet = empty_fleet()
     router, worker = router_of(fleet), join(fleet, "a")
@@ -196,6 +209,14 @@ def test_finding_the_same_again_changes_nothing() -> None:
     before = fleet.version
     fleet.found(worker, Found("sglang", ("m",), (0, 1), worker.places), 1.0)
     assert fleet.version == before
+
+
+def test_policies_hear_that_a_changed_worker_left() -> None:
+    fleet = empty_fleet()
+    diary, worker = Diary(fleet), join(fleet, "a")
+    fleet.change(worker, WorkerSpec("a:1", "decode"))
+    assert (worker.state, worker.role) == ("starting", "decode")
+    assert diary.entries == ["added a", "left a", "added a"]
 
 
 def test_weights_grow_for_those_that_join_others_or_come_back() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise.gateway.outliers import Judge, OutlierLimits, Record
@@ -37,7 +37,6 @@ GOOD = (100, 0, 0.1)
         (fleet(GOOD, GOOD, (80, 20, 0.1)), []),  # within what is tolerated
         (fleet((40, 60, 0.1), (40, 60, 0.1), (30, 70, 0.1)), []),  # all fail: the fault is not theirs
         (fleet(GOOD, GOOD, (3, 6, 0.1)), []),  # too few to tell
-        (fleet(GOOD, (50, 50, 0.1)), []),  # one peer is no majority
         (fleet(GOOD, GOOD, (100, 0, 1.2)), [2]),
         (fleet(GOOD, GOOD, (100, 0, 1.05)), []),  # ten times as slow, but less than a second more
         (fleet((9, 0, 2.0), (99, 0, 2.0), (99, 0, 2.0), (99, 0, 7.9)), []),
@@ -75,6 +74,20 @@ def test_ejections_grow_longer_up_to_a_bound_and_are_forgotten_after_good_interv
     assert records[2].ejected_until - now == 15.0
 
 
+def test_an_interval_without_requests_forgets_no_ejection() -> None:
+    judge, records = Judge(LIMITS), fleet(GOOD, GOOD, (20, 80, 0.1))
+    judge.judge(records, 0.0)
+    judge.judge(records, 20.0)
+    for record, numbers in zip(records, (GOOD, GOOD, (20, 80, 0.1)), strict=True):
+        fill(record, *numbers)
+    judge.judge(records, 30.0)
+    assert records[2].ejected_until == 60.0
+
+
+def test_one_peer_is_no_majority_however_many_may_be_out() -> None:
+    assert Judge(OutlierLimits(min_requests=10, max_ejected_share=1.0)).judge(fleet(GOOD, (50, 50, 9.0)), 0.0) == []
+
+
 def test_who_is_out_already_counts_among_those_that_may_be_out() -> None:
     judge, records = Judge(LIMITS), fleet(GOOD, GOOD, (20, 80, 0.1))
     assert judge.judge(records, 0.0) == [2]
@@ -83,6 +96,7 @@ def test_who_is_out_already_counts_among_those_that_may_be_out() -> None:
     assert judge.judge(records, 1.0) == []
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50), st.floats(0.0, 60.0)), max_size=12),
     st.floats(0.0, 1.0),

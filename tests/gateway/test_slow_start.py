@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise.gateway.slow_start import SlowStart, SlowStartLimits
@@ -24,6 +24,7 @@ def test_weight_is_full_before_any_begin_and_without_a_duration() -> None:
     assert start.weight(5.0) == 1.0
 
 
+@settings(deadline=None)
 @given(st.floats(0.1, 100.0), st.floats(0.01, 1.0), st.lists(st.floats(0.0, 200.0), max_size=20))
 def test_weight_never_falls(duration_s: float, least: float, times: list[float]) -> None:
     start = SlowStart(SlowStartLimits(duration_s, least))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise.gateway.backends.metrics_text import samples
@@ -35,6 +35,7 @@ def test_samples_of_a_page(page: bytes, found: list[tuple[dict[bytes, bytes], fl
     assert list(samples(page, b"m")) == found
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from([b"m", b"{", b"}", b'"', b"\\", b"=", b",", b" ", b"\n", b"1", b"a", b"\xff"])))
 def test_no_page_makes_it_fail(parts: list[bytes]) -> None:
     for labels, value in samples(b"".join(parts), b"m"):
@@ -42,6 +43,7 @@ def test_no_page_makes_it_fail(parts: list[bytes]) -> None:
         assert all(isinstance(name, bytes) for name in labels)
 
 
+@settings(deadline=None)
 @given(st.dictionaries(st.from_regex(rb"[a-z_]{1,8}", fullmatch=True), st.binary(max_size=20), max_size=4))
 def test_label_values_survive_their_escapes(labels: dict[bytes, bytes]) -> None:
     def escaped(value: bytes) -> bytes:

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise.gateway.backends.equipoise import FEEDS as OUR_FEEDS
@@ -217,6 +217,7 @@ json_values = st.recursive(
 )
 
 
+@settings(deadline=None, max_examples=50)
 @given(st.lists(st.fixed_dictionaries({}, optional=dict.fromkeys(rank(0, 0), json_values)), max_size=4), json_values)
 def test_no_numbers_make_it_fail(entries: list[dict[str, Any]], timestamp: object) -> None:
     body = encoded({"timestamp": timestamp, "loads": entries})
