@@ -153,6 +153,17 @@ def test_failed_start_leaves_nothing(tmp_path: Path, model: Path) -> None:
         LLM(str(model), executor="sim", chunked_prefill=False, max_step_tokens=1)
 
 
+def test_several_ranks_share_the_prompts(model: Path) -> None:
+    params = SamplingParams(max_tokens=8, n=2, seed=3)
+    prompts = ["hello", "world", "hello world", "bye"]
+    with LLM(str(model), executor="sim", step_ms=1.0) as one:
+        expected = [[choice.token_ids for choice in output.outputs] for output in one.generate(prompts, params)]
+    with LLM(str(model), executor="sim", step_ms=1.0, dp_size=2) as two:
+        found = [[choice.token_ids for choice in output.outputs] for output in two.generate(prompts, params)]
+        assert found == expected
+        assert [rank.load.total_finished for rank in two.engine.ranks] == [4, 4]
+
+
 def test_closed_and_dead(model: Path) -> None:
     llm = LLM(str(model), executor="sim")
     pid = llm.engine.ranks[0].pid

@@ -11,8 +11,6 @@ import pytest
 from tests.checkpoints import checkpoint
 from tests.serving import serve
 
-from equipoise import LLM, SamplingParams
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -51,13 +49,3 @@ def test_tokens_are_those_of_a_single_rank(torch_server: Server, two: Server) ->
     with concurrent.futures.ThreadPoolExecutor(8) as pool:  # both at work, in whatever company
         answers = list(pool.map(lambda body: tokens(two, body), BODIES * 4))
     assert answers == [tokens(torch_server, body) for body in BODIES] * 4
-
-
-def test_offline_on_two_ranks() -> None:
-    prompts = ["Count on: 3, 4, 5,", "12+7=", "21 22 23 24", "7+8="]
-    greedy = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
-    with LLM("demo", num_threads=1, num_pages=64) as one:
-        expected = [output.outputs[0].token_ids for output in one.generate(prompts, greedy)]
-    with LLM("demo", num_threads=1, num_pages=64, dp_size=2) as both:
-        assert [output.outputs[0].token_ids for output in both.generate(prompts, greedy)] == expected
-        assert all(rank.load.total_finished for rank in both.engine.ranks)
