@@ -182,7 +182,7 @@ class ScriptedWorker:
         finally:
             self._tasks.discard(task)
             writer.transport.abort() if self._is_stopping else writer.close()
-            with contextlib.suppress(ConnectionError):
+            with contextlib.suppress(ConnectionError, asyncio.CancelledError):
                 await writer.wait_closed()
 
 
