@@ -7,7 +7,8 @@ EquipoiseError
 │   ├── InvalidValueError      400: a field's type, range or content
 │   ├── UnauthorizedError      401: a key is missing or wrong
 │   ├── ForbiddenError         403: nobody may do this here
-│   ├── NotFoundError          404: no such model, route or request
+│   ├── NotFoundError          404: no such route or request
+│   │   └── UnknownModelError      404: no such model
 │   ├── WrongMethodError       405: the route exists for other methods
 │   ├── TooLargeError          413: the body is over the limit
 │   ├── QueueFullError         429: comes with seconds to wait
@@ -63,6 +64,15 @@ class NotFoundError(RequestError):
     status = 404
     kind = "not_found_error"
     code = "not_found"
+
+
+class UnknownModelError(NotFoundError):
+    """There is no such model; the message names those that there are."""
+
+    code = "model_not_found"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, "model")
 
 
 class UnauthorizedError(RequestError):

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from equipoise.config.worker import WORKER_ROLES
-from equipoise.errors import InvalidValueError, NotFoundError, NoWorkerError
+from equipoise.errors import InvalidValueError, NoWorkerError, UnknownModelError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -105,7 +105,7 @@ class Router:
         """Choose a worker that is not in `tried` (while there are others) and a rank, and charge them.
 
         `named_rank` is the rank that the request itself names, as the worker counts: it is charged, not chosen.
-        Raises NotFoundError for an unknown model, InvalidValueError where a model must be named, NoWorkerError when
+        Raises UnknownModelError, InvalidValueError where a model must be named, NoWorkerError when
         no worker can take it now."""
         fleet = self._fleet
         if now >= fleet.next_change_at:
@@ -205,8 +205,8 @@ class Router:
         return group
 
     def _serving(self, model: str | None, role: WorkerRole, now: float) -> list[Worker]:
-        """The workers of `role` that serve `model`, whatever their state. Raises NotFoundError when none is known to
-        and none may turn out to."""
+        """The workers of `role` that serve `model`, whatever their state. Raises UnknownModelError when none is
+        known to and none may turn out to."""
         workers = self._fleet.with_role(role)
         if model is None:
             return workers
@@ -216,7 +216,7 @@ class Router:
         if any(not worker.is_known and now - worker.added_at < UNKNOWN_GRACE_S for worker in workers):
             return [worker for worker in workers if not worker.is_known]
         known = ", ".join(self._fleet.models()) or "none"
-        raise NotFoundError(f"model: there is no model {model!r} here; models: {known}", "model")
+        raise UnknownModelError(f"model: there is no model {model!r} here; models: {known}")
 
     def _only_model(self, role: WorkerRole) -> str:
         """The base model that all workers of `role` serve. Raises InvalidValueError when there are several."""

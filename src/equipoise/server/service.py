@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from equipoise.errors import InvalidValueError, NotFoundError, UnavailableError
+from equipoise.errors import InvalidValueError, UnavailableError, UnknownModelError
 from equipoise.obs.metrics import ServerMetrics, Timing
 from equipoise.server.http import ClientGoneError, header
 from equipoise.server.request_log import Served
@@ -113,11 +113,9 @@ class Service:
             raise UnavailableError(f"every rank is gone: {self.engine.death}")
 
     def check_model(self, name: str | None) -> None:
-        """Raise NotFoundError unless `name` is served here (or not given)."""
+        """Raise UnknownModelError unless `name` is served here (or not given)."""
         if name is not None and name != self.model_name:
-            error = NotFoundError(f"model: {name[:128]!r} is not served here, {self.model_name!r} is", "model")
-            error.code = "model_not_found"
-            raise error
+            raise UnknownModelError(f"model: {name[:128]!r} is not served here, {self.model_name!r} is")
 
     def asked_rank(self, scope: Scope, routed_dp_rank: int | None, data_parallel_rank: int | None) -> int | None:
         """The DP rank that header or body ask for; the header wins, then `routed_dp_rank`.
