@@ -112,6 +112,16 @@ def test_a_feed_that_breaks_leaves_charges_alone_and_comes_back():
     assert (load.load(), load.feed_ok) == (400, True)
 
 
+def test_what_ended_before_a_feed_broke_is_not_taken_off_when_it_is_back():
+    load = WorkerLoad("w")
+    charge = load.charge(0, 60, 4, 0.0)
+    load.report([report(0, 60, 1.0)])
+    charge.end(6.0, 4)
+    load.check_ages(9.0, 5.0)
+    load.report([report(0, 500, 5.5)])
+    assert load.load() == 500
+
+
 def test_one_stale_rank_is_left_out_until_it_reports_again():
     load = WorkerLoad("w", 2)
     load.report([report(0, 500, 1.0, capacity=1000), report(1, 700, 9.0, capacity=1000)])
@@ -166,6 +176,13 @@ def test_throughput_remembers_what_the_worker_can_do():
     load.report([report(0, 0, 2.0, throughput=3.0)])
     assert 900 < load.throughput() < 1000
     assert worker("w", 1).throughput() == 0.0
+
+
+def test_throughput_is_of_live_ranks():
+    load = worker("w", 500, 500, throughput=1000.0)
+    assert load.throughput() == 2000.0
+    load.ranks[0].is_dead = True
+    assert load.throughput() == 1000.0
 
 
 def test_memory_without_a_feed_is_bounded_though_the_first_request_never_ends():

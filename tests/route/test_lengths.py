@@ -36,10 +36,11 @@ def test_outputs_are_learnt_and_bounded(output):
     assert lengths.num_prompt("m", 4000) == 1000
 
 
-def test_one_absurd_reply_moves_little():
+@pytest.mark.parametrize(("prompt_bytes", "prompt_tokens"), [(4_000_000, 1), (4000, 10**9)])
+def test_one_absurd_reply_moves_little(prompt_bytes, prompt_tokens):
     lengths = taught(300, 4000, 1000, 100)
-    lengths.learn("m", 4_000_000, 1, 10**9)
-    assert lengths.num_prompt("m", 4000) > 600
+    lengths.learn("m", prompt_bytes, prompt_tokens, 10**9)
+    assert 600 < lengths.num_prompt("m", 4000) < 1100
     assert lengths.num_output("m", None) < 110
 
 

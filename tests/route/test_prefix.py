@@ -88,6 +88,13 @@ def test_what_is_not_used_leaves_and_what_is_used_stays():
     assert seen.match([1999]) == {"b": 1}
 
 
+def test_what_was_seen_is_remembered_for_half_of_the_bound_at_least():
+    seen = PrefixMap(max_keys=100)
+    for i in range(500):
+        seen.add([i], "a")
+        assert all(seen.match([key]) for key in range(max(0, i - 49), i + 1))
+
+
 def test_a_hot_prefix_does_not_keep_alive_who_saw_it_long_ago():
     seen = PrefixMap(max_keys=100)
     seen.add([1, 2, 3], "a")

@@ -70,6 +70,15 @@ def test_round_robin_goes_on_when_workers_come_and_go():
     assert abs(counts["w0"] - counts["w2"]) <= 2
 
 
+def test_round_robin_keeps_nothing_of_workers_that_left():
+    policy = worker_policy("round_robin")
+    for i in range(100):
+        load = worker(f"w{i}", 0)
+        policy.choose(ASK, [load])
+        policy.left(load)
+    assert not policy._credits
+
+
 def test_power_of_two_never_takes_the_fullest_and_spreads_over_the_rest():
     workers = [worker("a", 9000), worker("b", 10), worker("c", 10), worker("d", 20)]
     counts = Counter(names(worker_policy("power_of_two"), workers, 600))
