@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ import pytest
 from tests.gateway.client import CHAT, ask_now, chat
 from tests.gateway.fleet import Fleet, free_port
 from tests.server.raw import wait_for
+from tests.serving import write_tiny_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,6 +31,17 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
 
 
 NOBODY = ("--worker", "127.0.0.1:1", "--worker", "127.0.0.1:2")
+
+
+@contextlib.contextmanager
+def streaming(gateway: Gateway, body: object) -> Iterator[None]:
+    """A client whose stream runs meanwhile."""
+    command = ["curl", "-sN", f"{gateway.url}{CHAT}", "-d", json.dumps(body)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as client:
+        try:
+            yield
+        finally:
+            client.kill()
 
 
 def ready_line(gateway: Gateway) -> str:
@@ -55,15 +68,12 @@ def test_a_second_signal_ends_it_at_once(fleet: Fleet) -> None:
     worker = fleet.sglang().wait_ready()
     gateway = fleet.before([worker], "--shutdown-timeout", "1000")
     worker.change(token_s=1000.0)
-    client = subprocess.Popen(
-        ["curl", "-sN", f"{gateway.url}{CHAT}", "-d", json.dumps(chat(stream=True))], stdout=subprocess.DEVNULL
-    )
-    wait_for(lambda: worker.num_seen() == 1, "the stream runs")
-    gateway.signal(signal.SIGINT)
-    wait_for(lambda: "closing: 1 requests run, they have 1000 s" in gateway.read_log(), "it waits")
-    gateway.signal(signal.SIGINT)
-    assert gateway.process.wait(20) == 128 + signal.SIGINT
-    client.wait(20)
+    with streaming(gateway, chat(stream=True)):
+        wait_for(lambda: worker.num_seen() == 1, "the stream runs")
+        gateway.signal(signal.SIGINT)
+        wait_for(lambda: "closing: 1 requests run, they have 1000 s" in gateway.read_log(), "it waits")
+        gateway.signal(signal.SIGINT)
+        assert gateway.process.wait(20) == 128 + signal.SIGINT
     gateway.process.returncode = 0  # it was meant to die
 
 
@@ -151,3 +161,13 @@ def test_it_may_open_as_many_files_as_the_system_allows(fleet: Fleet) -> None:
         soft, hard = next(line for line in file if line.startswith("Max open files")).split()[3:5]
     assert soft == hard
     assert os.path.exists(f"/proc/{gateway.pid}")
+
+
+def test_a_tokenizer_counts_prompts(fleet: Fleet, tmp_path: Path) -> None:
+    folder, log = write_tiny_tokenizer(tmp_path / "tokenizer"), tmp_path / "access.log"
+    worker = fleet.sglang().wait_ready()
+    gateway = fleet.before([worker], "--tokenizer", str(folder), "--access-log", str(log))
+    worker.change(token_s=1000.0)
+    with streaming(gateway, chat("x" * 5000, stream=True, max_tokens=9)):
+        wait_for(lambda: gateway.metric("equipoise_gateway_rank_charged_tokens") >= 5009, "each byte is a token")
+        assert gateway.metric("equipoise_gateway_rank_charged_tokens") < 5100

@@ -37,7 +37,7 @@ class WorkersConfig:
     """Key that the gateway's own requests to workers carry as a bearer token (health, loads, models)."""
 
     tokenizer: str | None = None
-    """Folder of a tokenizer that counts prompt tokens; bytes per token, learnt per model, when not given."""
+    """Folder of a tokenizer that counts prompt tokens; by bytes per token, learnt per model, when not given."""
 
     def __post_init__(self) -> None:
         one_of("worker-kind", self.worker_kind, WORKER_KINDS)

@@ -128,7 +128,7 @@ class Exchange:
         self._is_stream = intake.is_stream
         num_prompt = intake.num_prompt_ids
         if num_prompt is None:
-            num_prompt = plane.lengths.num_prompt(model, intake.num_prompt_bytes)
+            num_prompt = plane.num_prompt(intake)
         num_output = 0
         if endpoint.generates:
             num_output = plane.lengths.num_output(model, intake.max_tokens) * intake.num_choices

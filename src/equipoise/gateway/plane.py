@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
     from equipoise.config.gateway import GatewayConfig
     from equipoise.gateway.access_log import AccessLog
+    from equipoise.gateway.count import PromptCounter
+    from equipoise.gateway.intake import Intake
     from equipoise.gateway.metrics import GatewayMetrics
     from equipoise.gateway.request import Refusal
     from equipoise.gateway.router import Outcome
@@ -102,6 +104,7 @@ class Plane:
         routes: Routes,
         settings: PlaneSettings | None = None,
         access_log: AccessLog | None = None,
+        counter: PromptCounter | None = None,
     ) -> None:
         settings = settings or PlaneSettings()
         self.loop = asyncio.get_running_loop()
@@ -119,6 +122,7 @@ class Plane:
         self.is_draining = False
         self._routes = routes
         self._access_log = access_log
+        self._counter = counter
         self._exchanges: dict[Exchange, None] = {}
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._connections: dict[ClientConnection, None] = {}
@@ -129,6 +133,14 @@ class Plane:
     def num_busy(self) -> int:
         """Requests that are not answered yet."""
         return len(self._exchanges) + len(self._tasks)
+
+    def num_prompt(self, intake: Intake) -> int:
+        """Tokens of a prompt that is text: counted where there is a tokenizer, else by its bytes."""
+        if self._counter is not None:
+            counted = self._counter.count(intake.prompt)
+            if counted is not None:
+                return counted
+        return self.lengths.num_prompt(intake.model, intake.num_prompt_bytes)
 
     def connection(self) -> ClientConnection:
         """A protocol for a new client."""

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from equipoise.gateway.access_log import AccessLog
 from equipoise.gateway.admin import Admin
+from equipoise.gateway.count import PromptCounter
 from equipoise.gateway.fleet import Fleet, fleet_limits
 from equipoise.gateway.metrics import GatewayMetrics
 from equipoise.gateway.plane import Plane, plane_settings
@@ -80,6 +81,8 @@ class Gateway:
         self._workers_file = None if path is None else WorkersFile(Path(path))
         if self._workers_file is not None:
             read_workers(self._workers_file.path)  # a typo in its name must not pass for an empty fleet
+        folder = config.workers.tokenizer
+        self._counter = None if folder is None else PromptCounter(Path(folder))
         target = config.front.access_log
         self._access_log = None if target is None else AccessLog(target)
 
@@ -98,7 +101,7 @@ class Gateway:
             probes.register(routes, has_metrics=self._config.front.metrics)
             admin.register(routes)
             settings = plane_settings(self._config)
-            plane = Plane(OneLeg(router), Lengths(), sweep, metrics, routes, settings, self._access_log)
+            plane = Plane(OneLeg(router), Lengths(), sweep, metrics, routes, settings, self._access_log, self._counter)
             if self._access_log is not None:
                 sweep.add_slow(_LogKeeper(self._access_log, metrics))
             try:
