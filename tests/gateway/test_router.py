@@ -80,6 +80,14 @@ def test_an_unknown_model_is_not_found_and_the_known_are_named() -> None:
     assert caught.value.field == "model"
 
 
+def test_a_model_of_another_role_is_known_but_has_no_worker() -> None:
+    fleet = empty_fleet()
+    router = router_of(fleet)
+    join(fleet, "a", "m", role="prefill")
+    with pytest.raises(NoWorkerError, match="no decode worker takes requests for model 'm' now: there is none"):
+        router.route(ask(), "m", "decode", (), 0.0)
+
+
 def test_while_a_worker_is_not_known_yet_it_may_serve_any_model() -> None:
     fleet = empty_fleet()
     router = router_of(fleet)
@@ -254,8 +262,11 @@ def test_each_model_has_a_policy_of_its_own_that_hears_who_leaves() -> None:
     for model in ("m", "n", "m"):
         router.finished(router.route(ask(), model, "mixed", (), 0.0), "ok", 0.0)
     assert made == [[("routed", a.url)] * 2, [("routed", b.url)]]
+    router.set_policies("prefill", policies())
+    router.finished(router.route(ask(), "m", "mixed", (), 0.0), "ok", 0.0)
+    assert len(made) == 2, "what the other roles had learnt is kept"
     fleet.drain(a, 0.0)
-    assert made[0][2:] == [("left", a.url)]
+    assert made[0][3:] == [("left", a.url)]
 
 
 def test_requests_spread_over_workers_and_ranks_between_two_reports() -> None:

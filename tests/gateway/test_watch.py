@@ -222,6 +222,37 @@ async def test_the_next_feed_takes_over_from_one_that_answers_nonsense() -> None
 
 
 @in_loop
+async def test_while_no_feed_works_each_is_asked_once_a_poll() -> None:
+    async with serving(sglang(1)) as server:
+        fleet = a_fleet()
+        worker = add(fleet, server)
+        async with watching(fleet):
+            await until(lambda: worker.load.load() == 1)
+            del server.script["/v1/loads"]
+            await until(lambda: worker.num_feed_failures >= 2)
+            server.served.clear()
+            await until(lambda: server.served.count("/get_load") >= 10)
+            assert abs(server.served.count("/v1/loads") - server.served.count("/get_load")) <= 1
+
+
+@in_loop
+async def test_a_report_that_the_worker_itself_says_is_old_does_not_count() -> None:
+    async with serving(sglang(0)) as server:
+        entry = {"timestamp": 990.0, "dp_rank": 0, "num_running_reqs": 1, "num_total_tokens": 7}
+        server.script["/v1/loads"] = Reply({"timestamp": 1000.0, "loads": [entry]})
+        fleet = a_fleet()
+        worker = add(fleet, server)
+        async with watching(fleet):
+            await until(lambda: server.served.count("/v1/loads") >= 3)
+            assert not worker.load.feed_ok
+            assert worker.load.load() == 0
+            entry["timestamp"] = 999.9
+            server.script["/v1/loads"] = Reply({"timestamp": 1000.0, "loads": [entry]})
+            await until(lambda: worker.load.feed_ok)
+            assert worker.load.load() == 7
+
+
+@in_loop
 async def test_a_rank_that_reports_no_more_is_dead_until_it_does() -> None:
     async with serving(sglang(1, 2, 3)) as server:
         fleet = a_fleet()
