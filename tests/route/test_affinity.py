@@ -113,8 +113,10 @@ def test_cache_aware_takes_the_next_holder_when_the_first_is_overloaded():
 
 
 def test_cache_aware_takes_the_less_loaded_of_two_holders():
-    workers = [worker("a", 0), worker("b", 20_000), worker("c", 10_000)]
-    policy = seen_by(seen_by(worker_policy("cache_aware"), workers[1]), workers[2])
+    workers = [worker("a", 0), worker("b", 9_000), worker("c", 5_000), worker("d", 7_000)]
+    policy = worker_policy("cache_aware")
+    for holder in workers[1:]:
+        seen_by(policy, holder)
     assert policy.choose(keyed(), workers).name == "c"
 
 
@@ -149,6 +151,24 @@ def test_only_the_sessions_of_a_worker_that_goes_move_and_come_back_with_it():
     assert all(old == new for old, new in zip(before, after, strict=True) if old != "w3")
     assert len(moved) == 7
     assert homes(policy, workers) == before
+
+
+def test_gateways_with_another_seed_draw_otherwise():
+    workers = idle(8)
+    pairs = zip(
+        homes(worker_policy("consistent_hashing"), workers),
+        homes(worker_policy("consistent_hashing", seed=1), workers),
+        strict=True,
+    )
+    assert sum(one != other for one, other in pairs) > 1000
+
+
+def test_consistent_hashing_keeps_nothing_of_workers_that_left():
+    workers, policy = idle(8), worker_policy("consistent_hashing")
+    homes(policy, workers)
+    for load in workers:
+        policy.left(load)
+    assert not policy._salts
 
 
 def test_sessions_are_in_proportion_to_ranks_and_weight():

@@ -114,6 +114,11 @@ def test_a_worker_without_throughput_counts_as_the_others(throughputs, waiting, 
     assert names(worker_policy("least_load"), workers) == [expected]
 
 
+def test_a_worker_that_starts_slowly_is_to_have_the_shorter_queue():
+    whole, starting = worker("whole", 5, waiting=4), worker("starting", 5, waiting=3, weight=0.5)
+    assert names(worker_policy("least_load"), [whole, starting]) == ["whole"]
+
+
 def test_least_load_counts_what_it_sent_itself():
     workers = [worker("a", 5, throughput=100.0), worker("b", 5, throughput=100.0)]
     policy = worker_policy("least_load")

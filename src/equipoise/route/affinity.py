@@ -32,8 +32,8 @@ class PrefixTokens:
     prefill saved lightens the load of all. So a prefix stays with its worker until that is `matched / load_weight`
     tokens per rank more loaded than another; then it spreads, and both have it. Without matches this is
     `least_tokens`. Of the weights from 0.02 to 2 in benchmarks/routing.py, affinity, 0.05 to 0.1 had the lowest TTFT
-    and TPOT at all loads (TTFT 0.81 to 0.97 of that with 0.5 or more); 0.1 spreads sooner. A term for the queue made
-    it worse."""
+    and TPOT, or nearly (0.1: TTFT 0.72 to 0.97 of that with 0.5); 0.1 spreads sooner. A term for the queue made it
+    worse."""
 
     wants_keys = True
 
