@@ -19,7 +19,7 @@ class Reply:
 
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
-    body: bytes = b""
+    body: bytearray = field(default_factory=bytearray)
     is_whole: bool = False
     trouble: str = ""
     began_at: float = 0.0
@@ -40,9 +40,9 @@ class Reply:
         return self.is_whole and self.body.rstrip().endswith(b"data: [DONE]")
 
     def error(self) -> dict[str, Any]:
-        """The error in an OpenAI-shaped answer, or in the last event of a stream."""
-        found = self.events()[-1] if self.body.startswith(b"data: ") else self.json()
-        return found["error"]  # type: ignore[no-any-return]
+        """The error in an OpenAI-shaped answer, or in the last event of a stream. Raises where there is none."""
+        last = self.body.rstrip().rpartition(b"data: ")[2] if self.body.startswith(b"data: ") else self.body
+        return json.loads(last)["error"]  # type: ignore[no-any-return]
 
 
 class Reading:

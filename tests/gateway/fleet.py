@@ -25,10 +25,14 @@ STARTUP_S = 30.0
 STOP_S = 20.0
 PORTS = (20000, 32000)
 LISTENING = re.compile(r"listening on (\d+)")
-QUICK = (
-    *("--load-check-interval", "0.1", "--health-check-interval", "0.2", "--health-check-timeout", "2"),
-    *("--slow-start", "0", "--retry-delay", "0.01", "--load-stale", "5"),
-)
+QUICK = {
+    "--load-check-interval": "0.1",
+    "--load-stale": "5",
+    "--health-check-interval": "0.2",
+    "--health-check-timeout": "2",
+    "--slow-start": "0",
+    "--retry-delay": "0.01",
+}
 """Flags of a gateway in tests: all that is periodic happens soon."""
 
 
@@ -202,6 +206,18 @@ class Gateway(Process):
         """One of them."""
         return next(worker for worker in self.workers() if worker["url"] == url)
 
+    def add(self, worker: Worker) -> None:
+        """Take in a worker."""
+        post(f"{self.url}/workers", {"url": worker.url})
+
+    def drain(self, worker: Worker) -> None:
+        """Give a worker no more requests; it is removed when it is idle."""
+        post(f"{self.url}/workers/127.0.0.1:{worker.port}/drain", {})
+
+    def remove(self, worker: Worker) -> None:
+        """Remove a worker at once."""
+        post(f"{self.url}/workers/127.0.0.1:{worker.port}", None, method="DELETE")
+
     def metrics(self) -> str:
         """The text at /metrics."""
         return text(f"{self.url}/metrics")
@@ -266,9 +282,10 @@ class Fleet:
         return worker
 
     def gateway(self, *flags: str, port: int | None = None, is_ready: bool = True) -> Gateway:
-        """A gateway that listens; its workers are ready too unless `is_ready` is False."""
+        """A gateway that listens, QUICK unless `flags` say otherwise; its workers are ready unless not `is_ready`."""
         port = port or free_port()
-        command = ["equipoise", "gateway", "--host", "127.0.0.1", "--port", str(port), *flags]
+        quick = [part for name, value in QUICK.items() if name not in flags for part in (name, value)]
+        command = ["equipoise", "gateway", "--port", str(port), *quick, *flags]
         gateway = Gateway(command, self.folder / f"{len(self._processes)}-gateway.log")
         gateway.port = port
         self._processes.append(gateway)
@@ -278,6 +295,6 @@ class Fleet:
         return gateway
 
     def before(self, workers: list[Worker], *flags: str) -> Gateway:
-        """A gateway before these workers, all ready, everything periodic quick."""
+        """A gateway before these workers, all ready."""
         urls = [part for worker in workers for part in ("--worker", worker.wait_ready().url)]
-        return self.gateway(*urls, *QUICK, *flags)
+        return self.gateway(*urls, *flags)
