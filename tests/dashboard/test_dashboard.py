@@ -6,6 +6,7 @@ import signal
 import urllib.request
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 from tests import serving
 from tests.browser import Browser, find_chromium
@@ -75,6 +76,23 @@ def test_page_shows_load_streams_a_chat_and_says_when_the_server_is_gone(browser
         server.wait()
         wait_for_state(browser, "no answer")
         assert "last seen" in text_of(browser, "notice")
+
+
+@needs_chromium
+def test_ranks_stand_side_by_side_and_one_that_is_gone_is_named(browser: Browser, tokenizer: Path) -> None:
+    flags = serving.sim_flags(tokenizer, "--dp-size", "3", "--max-running", "7", "--no-restart-ranks")
+    with serving.serve(*flags) as server:
+        browser.open(server.url)
+        wait_for_state(browser, "live")
+        titles = "[...document.querySelectorAll('.rank b')].map(title => title.textContent).join()"
+        assert browser.run(titles) == "Rank 0,Rank 1,Rank 2"
+        assert text_of(browser, "running") == "0of 21 seats"
+        assert text_of(browser, "ranks-title") == "3 ranks"
+        psutil.Process(server.pid).children()[0].kill()
+        wait_for_state(browser, "degraded")
+        assert "was killed by signal 9 (SIGKILL)" in text_of(browser, "notice")
+        assert text_of(browser, "ranks-title") == "2 ranks, 1 missing"
+        assert browser.run("document.querySelectorAll('.rank').length") == 2
 
 
 @needs_chromium
