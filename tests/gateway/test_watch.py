@@ -97,19 +97,20 @@ async def test_workers_are_found_and_their_load_is_known() -> None:
 async def test_workers_that_are_down_at_first_are_said_to_be_and_found_later(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     async with serving(sglang(0)) as server:
-        pass
-    fleet = a_fleet()
-    worker = add(fleet, server)
-    async with watching(fleet):
-        await until(lambda: worker.error is not None)
-        assert worker.state == "starting"
-        await server.start()
-        server.script["/health"] = Reply({"status": "loading"}, 503)
-        await until(lambda: worker.error == "/health answered 503")
-        server.script["/health"] = Reply()
-        await until(lambda: worker.state == "ready")
-    await server.stop()
-    assert worker.error is None
+        await server.stop()
+        fleet = a_fleet()
+        worker = add(fleet, server)
+        async with watching(fleet):
+            await until(lambda: worker.error is not None)
+            assert worker.state == "starting"
+            server.script["/health"] = Reply({"status": "loading"}, 503)
+            await server.start()
+            await until(lambda: worker.error == "/health answered 503" and not worker.health.is_healthy)
+            server.served.clear()
+            server.script["/health"] = Reply()
+            await until(lambda: server.served.count("/v1/loads") >= 20)
+            assert (worker.state, worker.error) == ("ready", None)
+            assert server.served.count("/server_info") == 1
     assert len(messages(caplog, "starting: connect", logging.WARNING)) == 1
     assert len(messages(caplog, "starting: /health answered 503; trying on", logging.WARNING)) == 1
 
@@ -161,6 +162,15 @@ async def test_a_worker_that_hangs_is_unhealthy_and_delays_nobody() -> None:
             assert workers[1].state == "ready"
             hanging.judge = lambda path, headers: None
             await until(lambda: workers[0].state == "ready")
+
+
+@in_loop
+async def test_load_is_asked_for_as_soon_as_a_worker_is_found() -> None:
+    async with serving(sglang(8)) as server:
+        fleet = a_fleet()
+        worker = add(fleet, server)
+        async with watching(fleet, TendLimits(load_interval_s=3600.0, load_stale_s=7200.0)):
+            await until(lambda: worker.load.load() == 8)
 
 
 @in_loop
@@ -277,6 +287,22 @@ async def test_a_worker_that_reports_other_ranks_is_asked_anew() -> None:
             await until(lambda: len(worker.places) == 4)
             await until(lambda: worker.load.load() == 10)
             assert worker.state == "ready"
+
+
+@in_loop
+async def test_a_worker_that_cannot_say_any_more_what_it_is_becomes_unhealthy() -> None:
+    async with serving(sglang(1, 2)) as server:
+        fleet = a_fleet()
+        worker = add(fleet, server)
+        async with watching(fleet):
+            await until(lambda: worker.load.load() == 3)
+            server.script["/v1/models"] = Reply(b"", 500)
+            server.script["/v1/loads"] = report(1, 2, 3)
+            await until(lambda: worker.state == "unhealthy")
+            assert worker.error == "/v1/models answered 500"
+            server.script = sglang(1, 2, 3)
+            await until(lambda: worker.state == "ready")
+            assert len(worker.places) == 3
 
 
 @in_loop
