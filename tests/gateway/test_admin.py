@@ -238,12 +238,13 @@ def test_a_worker_is_added_shown_drained_and_removed() -> None:
     assert gateway.ask("GET", "/workers") == (200, {"workers": []})
 
 
-def test_a_drained_worker_finishes_what_it_has() -> None:
+@pytest.mark.parametrize(("body", "drain_s"), [(None, 600.0), ({}, 600.0), ({"timeout_s": 7}, 7.0)])
+def test_a_drained_worker_finishes_what_it_has(body: object, drain_s: float) -> None:
     gateway = Gateway()
     worker = join(gateway.fleet, "a")
     route = gateway.router.route(Ask(10), "m", "mixed", (), NOW)
-    assert gateway.ask("POST", "/workers/a:1/drain")[1]["state"] == "draining"
-    assert worker.drain_until == NOW + gateway.fleet.limits.drain_s
+    assert gateway.ask("POST", "/workers/a:1/drain", body)[1]["state"] == "draining"
+    assert worker.drain_until == NOW + drain_s
     gateway.router.finished(route, "ok", NOW)
     assert gateway.fleet.workers == []
 
