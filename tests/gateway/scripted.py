@@ -41,7 +41,8 @@ class Server:
         self.script = script
         self.served: list[str] = []
         self.headers: dict[str, Headers] = {}
-        self.num_running = 0
+        self.num_left = 0
+        """Requests whose client left before they were answered."""
         self.max_running: dict[str, int] = {}
         self.judge: Callable[[str, Headers], Reply | None] = lambda path, headers: None
         self._running: dict[str, int] = {}
@@ -95,11 +96,23 @@ class Server:
         self._running[path] = self._running.get(path, 0) + 1
         self.max_running[path] = max(self._running[path], self.max_running.get(path, 0))
         try:
-            await asyncio.sleep(reply.delay_s)
+            await self._delay(reader, reply.delay_s)
         finally:
             self._running[path] -= 1
         writer.write(b"HTTP/1.1 %d X\r\nContent-Length: %d\r\n\r\n" % (reply.status, len(reply.body)) + reply.body)
         await writer.drain()
+
+    async def _delay(self, reader: asyncio.StreamReader, seconds: float) -> None:
+        """Let time pass. Raises ConnectionError as soon as the client leaves."""
+        if not seconds:
+            return
+        try:
+            async with asyncio.timeout(seconds):
+                await reader.read(1)
+        except TimeoutError:
+            return
+        self.num_left += 1
+        raise ConnectionError
 
 
 @contextlib.asynccontextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from tests.gateway.scripted import Reply, in_loop, pool_to, serving, site_of
+from tests.gateway.scripted import Reply, in_loop, pool_to, serving, site_of, until
 
 from equipoise.gateway.fetch import MAX_ANSWER_BYTES, FetchError, Site
 
@@ -40,6 +40,7 @@ async def test_a_server_that_hangs_is_given_up_in_time_and_the_next_request_is_a
         site = site_of(server, timeout_s=0.05)
         with pytest.raises(FetchError, match=r"no answer to /a within 0\.05 s"):
             await site.get("/a")
+        await until(lambda: server.num_left == 1)
         assert (await site_of(server).get("/b")).is_ok
 
 
@@ -65,8 +66,8 @@ async def test_giving_up_ends_the_request() -> None:
     async with serving({"/a": Reply(delay_s=3600.0)}) as server:
         site = site_of(server)
         task = asyncio.create_task(site.get("/a"))
-        while not server.served:
-            await asyncio.sleep(0.005)
+        await until(lambda: server.served == ["/a"])
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
+        await until(lambda: server.num_left == 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import pytest
@@ -80,8 +81,9 @@ async def test_older_sglang_has_other_routes() -> None:
 
 @in_loop
 async def test_adapters_come_after_the_base_model() -> None:
-    script = sglang() | {"/v1/models": models("m", poet="m")}
-    found = await found_at(script)
+    listed = json.loads(models("m", poet="m").body)
+    listed["data"].reverse()
+    found = await found_at(sglang() | {"/v1/models": Reply(listed)})
     assert found.models == ("m", "poet")
     assert [b'"poet"' in card for card in found.cards] == [False, True]
 
@@ -109,6 +111,7 @@ async def test_vllm_with_internal_balancing_is_pinned_by_engine() -> None:
         assert (found.rank_labels, numbers(found)) == ((0, 1, 2), [0, 1, 2])
         assert found.places[2].field == b""
         assert "/v1/completions" not in server.served, "nothing need be found out"
+        assert "/server_info" not in server.served, "the kind that it names is asked first"
 
 
 def front_end(server: Server, low: int, high: int) -> None:

@@ -120,8 +120,8 @@ sglang:num_running_reqs{dp_rank="1",engine_type="unified",model_name="llama \\"8
 # HELP sglang:num_used_tokens The number of used tokens.
 # TYPE sglang:num_used_tokens gauge
 sglang:num_used_tokens{dp_rank="0",engine_type="unified",model_name="llama \\"8B\\"",pp_rank="0",tp_rank="0"} 12345.0
-sglang:num_used_tokens{dp_rank="1",engine_type="unified",model_name="llama \\"8B\\"",pp_rank="0",tp_rank="1"} 67.0
-sglang:num_used_tokens{dp_rank="1",engine_type="unified",model_name="llama \\"8B\\"",pp_rank="0",tp_rank="2"} 70.0
+sglang:num_used_tokens{dp_rank="1",engine_type="unified",model_name="llama \\"8B\\"",pp_rank="0",tp_rank="1"} 70.0
+sglang:num_used_tokens{dp_rank="1",engine_type="unified",model_name="llama \\"8B\\"",pp_rank="0",tp_rank="2"} 67.0
 # TYPE sglang:num_queue_reqs gauge
 sglang:num_queue_reqs{dp_rank="0",model_name="llama \\"8B\\""} 3.0
 sglang:num_queue_reqs{dp_rank="1",model_name="llama \\"8B\\""} 0.0
