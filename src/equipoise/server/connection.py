@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from equipoise.errors import InvalidValueError, RequestError, RequestTimeoutError, TooLargeError
+from equipoise.errors import HeadTooLargeError, InvalidValueError, RequestError, RequestTimeoutError
 from equipoise.server.http import error_body
 
 if TYPE_CHECKING:
@@ -23,12 +23,6 @@ MAX_HEAD_BYTES = 64 * 1024
 """Most bytes of a request's URL and headers. What one read brings is taken in whole before it is counted."""
 
 _REASONS = {400: b"Bad Request", 408: b"Request Timeout", 431: b"Request Header Fields Too Large"}
-
-
-class HeadTooLargeError(TooLargeError):
-    """URL and headers of a request are over MAX_HEAD_BYTES."""
-
-    status = 431
 
 
 class Connection(HttpToolsProtocol):
