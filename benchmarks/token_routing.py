@@ -9,7 +9,8 @@ mean of 2,560, outputs of 187 to 4,068 with a mean of 1,160, 1,000 requests, at 
 lengths a fourth and every token four times as dear, so that a run takes a minute and 2 cores carry it.
 
 Ranks are chosen in three ways: by a random number, as SGLang's P/D routing does when a room is drawn (the published
-experiment's baseline); strictly round robin by the engine, a stronger baseline; by tokens. Each repeat runs all nine settings in turn on the same requests; time to the first token and per output token are the
+experiment's baseline); strictly round robin by the engine, a stronger baseline; by tokens. Each repeat runs all nine
+settings in turn on the same requests; time to the first token and per output token are the
 clients'. The machine must be idle: all of it shares two cores, and steps last tens of milliseconds.
 """
 
@@ -267,9 +268,7 @@ def page(options: argparse.Namespace, rows: dict[str, list[dict[str, float]]]) -
     for policy in POLICIES:
         sides = {name: rows[f"{policy}/{name}"] for name in RANK_POLICIES}
         for name, side in sides.items():
-            cells = [policy, name]
-            for figure in FIGURES:
-                cells.append(f"{statistics.fmean(row[figure] for row in side):,.1f}")
+            cells = [policy, name, *[f"{statistics.fmean(row[figure] for row in side):,.1f}" for figure in FIGURES]]
             for figure in FIGURES if name != "tokens" else ():
                 mean, least, most = change(side, sides["tokens"], figure)
                 cells.append(f"{mean:+.1f}% ({least:+.1f} to {most:+.1f})")
@@ -301,13 +300,11 @@ def main() -> None:
         for repeat in range(options.repeats):
             load = asks(options.num_requests, options.scale, repeat)
             for policy in POLICIES:
-                for rank_policy in RANK_POLICIES:
+                for name, rank_policy in RANK_POLICIES.items():
                     log = Path(folder) / "gateway.log"
                     row = measure(policy, rank_policy, workers, load, options.concurrency, log)
-                    rows[f"{policy}/{rank_policy}"].append(row)
-                    print(
-                        repeat, policy, rank_policy, {name: round(value, 1) for name, value in row.items()}, flush=True
-                    )
+                    rows[f"{policy}/{name}"].append(row)
+                    print(repeat, policy, name, {key: round(value, 1) for key, value in row.items()}, flush=True)
     text = page(options, rows)
     print(text)
     if options.out is not None:
