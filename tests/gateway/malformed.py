@@ -7,6 +7,7 @@ from __future__ import annotations
 
 _BODY = b'{"model":"m","messages":[]}'
 _LEN = len(_BODY)
+_FULL = b"%x\r\n%b\r\n0\r\n\r\n" % (_LEN, _BODY)
 _START = b"POST /v1/chat/completions HTTP/1.1\r\n"
 _HOST = b"Host: a\r\n"
 _SMUGGLED = b"POST /v1/completions HTTP/1.1\r\nHost: b\r\nContent-Length: 2\r\n\r\n{}"
@@ -20,7 +21,7 @@ def _length(value: bytes) -> bytes:
     return _post(b"Content-Length: " + value)
 
 
-def _coded(value: bytes, body: bytes = b"0\r\n\r\n") -> bytes:
+def _coded(value: bytes, body: bytes = _FULL) -> bytes:
     return _post(b"Transfer-Encoding: " + value, body=body)
 
 
@@ -31,8 +32,6 @@ def _chunked(body: bytes) -> bytes:
 def _line(line: bytes) -> bytes:
     return line + b"\r\nHost: a\r\nContent-Length: 0\r\n\r\n"
 
-
-_FULL = b"%x\r\n%b\r\n0\r\n\r\n" % (_LEN, _BODY)
 
 MALFORMED: dict[str, bytes] = {
     # a body framed in two ways
@@ -61,7 +60,7 @@ MALFORMED: dict[str, bytes] = {
     "gzip and chunked": _coded(b"gzip, chunked"),
     "chunked and gzip": _coded(b"chunked, gzip"),
     "chunked twice": _coded(b"chunked, chunked"),
-    "two codings": _post(b"Transfer-Encoding: chunked", b"Transfer-Encoding: chunked", body=b"0\r\n\r\n"),
+    "two codings": _post(b"Transfer-Encoding: chunked", b"Transfer-Encoding: chunked", body=_FULL),
     "two codings, one identity": _post(
         b"Transfer-Encoding: chunked", b"Transfer-Encoding: identity", body=b"0\r\n\r\n"
     ),
@@ -73,9 +72,9 @@ MALFORMED: dict[str, bytes] = {
     "coding after a vertical tab": _coded(b"\x0bchunked"),
     "coding before a tab": _coded(b"chunked\t"),
     "coding with a NUL": _coded(b"chunked\x00"),
-    "coding in HTTP/1.0": _post(b"Transfer-Encoding: chunked", body=b"0\r\n\r\n").replace(b"HTTP/1.1", b"HTTP/1.0"),
-    "coding with a blank before its colon": _post(b"Transfer-Encoding : chunked", body=b"0\r\n\r\n"),
-    "coding on a folded line": _post(b"Transfer-Encoding:\r\n chunked", body=b"0\r\n\r\n"),
+    "coding in HTTP/1.0": _post(b"Transfer-Encoding: chunked", body=_FULL).replace(b"HTTP/1.1", b"HTTP/1.0"),
+    "coding with a blank before its colon": _post(b"Transfer-Encoding : chunked", body=_FULL),
+    "coding on a folded line": _post(b"Transfer-Encoding:\r\n chunked", body=_FULL),
     # chunks
     "no chunk size": _chunked(b"\r\nabc\r\n0\r\n\r\n"),
     "chunk size in words": _chunked(b"zz\r\n"),

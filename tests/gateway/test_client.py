@@ -147,6 +147,35 @@ def test_what_will_be_refused_is_not_asked_for() -> None:
     asyncio.run(run())
 
 
+_TO_GENERATE = b"POST /generate HTTP/1.1\r\nHost: a\r\n"
+
+
+@pytest.mark.parametrize(
+    ("start", "more"),
+    [
+        (b"POST /", b"a" * 100),
+        (_TO_GENERATE, b"X: y\r\n"),
+        (_TO_GENERATE + b"X: ", b"a" * 100),
+        (_TO_GENERATE + b"Transfer-Encoding: chunked\r\n\r\n3;a=", b"a" * 100),
+        (_TO_GENERATE + b"Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n3;a=", b"a" * 100),
+        (_TO_GENERATE + b"Transfer-Encoding: chunked\r\n\r\n0\r\n", b"X: y\r\n"),
+        (_TO_GENERATE + b"Transfer-Encoding: chunked\r\n\r\n0\r\nX: ", b"a" * 100),
+    ],
+)
+def test_what_is_no_body_is_bounded(start: bytes, more: bytes) -> None:
+    async def run() -> None:
+        async with staged() as stage:
+            peer = await stage.connect()
+            peer.send(start)
+            await peer.writer.drain()
+            for _ in range(1500):
+                peer.send(more * 10)
+                await asyncio.sleep(0)
+            assert (await peer.rest()).startswith(b"HTTP/1.1 431 ")
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("is_chunked", [False, True])
 def test_a_body_over_the_limit_is_refused_at_once_and_the_answer_arrives(is_chunked: bool) -> None:
     async def run() -> None:
@@ -154,11 +183,13 @@ def test_a_body_over_the_limit_is_refused_at_once_and_the_answer_arrives(is_chun
         async with staged(worker, client=ClientLimits(max_body_bytes=1000)) as stage:
             assert (await stage.ask(post(BODY.ljust(1000))))[0].startswith(b"HTTP/1.1 200 ")
             peer = await stage.connect()
-            size = 50_000_000
+            num_pieces, piece = 300, b"x" * 65536
+            size = num_pieces * len(piece)
             framing = b"Transfer-Encoding: chunked\r\n\r\n" if is_chunked else b"Content-Length: %d\r\n\r\n" % size
             peer.send(b"POST /generate HTTP/1.1\r\nHost: a\r\n" + framing)
-            for _ in range(20):
-                peer.send(chunk(b"x" * 1000) if is_chunked else b"x" * 1000)
+            for _ in range(num_pieces):  # a client that reads only when it has sent everything
+                peer.send(chunk(piece) if is_chunked else piece)
+                await peer.writer.drain()
             head, body = await peer.message()
             assert head.startswith(b"HTTP/1.1 413 ")
             assert b"connection: close" in head

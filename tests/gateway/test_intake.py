@@ -85,6 +85,12 @@ def test_inline_data_counts_little() -> None:
     assert length(1, 500) < length(1, 600)
 
 
+def test_inline_data_is_found_behind_many_semicolons() -> None:
+    content = ";" * 1000 + "data:image/png;base64," + "A" * 100_000
+    intake = read_generation(json.dumps({"messages": [content]}).encode())
+    assert intake.num_prompt_bytes < 1000 + INLINE_BYTES + 200
+
+
 def test_opaque_bodies_are_not_looked_at() -> None:
     intake = read_nothing(b"\xff")
     assert (intake.model, intake.has_fields, intake.num_prompt_bytes) == (None, False, 1)
