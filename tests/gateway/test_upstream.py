@@ -235,6 +235,16 @@ def test_an_answer_may_end_with_its_connection() -> None:
     asyncio.run(run())
 
 
+def test_an_answer_without_content_has_no_length() -> None:
+    async def run() -> None:
+        async with bench(says(ANSWERS["204"][0])) as it:
+            assert (await it.ask()).headers == []
+        async with bench(says(ANSWERS["304"][0])) as it:
+            assert (await it.ask()).headers == [(b"Content-Length", b"3")]
+
+    asyncio.run(run())
+
+
 def test_trailers_are_told() -> None:
     async def run() -> None:
         async with bench(says(CHUNKED + chunk(b"a") + b"0\r\nX-T: 1\r\nConnection: close\r\n\r\n")) as it:
@@ -403,6 +413,23 @@ def test_bytes_on_an_idle_connection_close_it() -> None:
             await it.ask()
             await until(lambda: it.pool.num_open == 0)
             assert (await it.ask()).data == OK_BODY
+
+    asyncio.run(run())
+
+
+def test_a_connection_that_is_closed_before_its_first_request_is_let_go() -> None:
+    async def hang_up(worker: ScriptedWorker, peer: Peer) -> None:
+        """Leave at once."""
+
+    async def run() -> None:
+        failures: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context))
+        async with bench(ScriptedWorker(hang_up)) as it:
+            told = it.start()
+            told.call.abort()  # type: ignore[union-attr]
+            await until(lambda: it.worker.num_connections == 1)
+            await until(lambda: it.pool.num_open == 0)
+        assert not failures
 
     asyncio.run(run())
 

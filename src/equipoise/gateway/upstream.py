@@ -49,7 +49,7 @@ class UpstreamConnection(asyncio.Protocol):
         self.run: Run | None = None
         self.is_closing = False
         self.idle_since = 0.0
-        self._has_served = False
+        self._has_served = self._ends_by_close = self._is_done = False
         self._stuck_since: float | None = None
         self._leg: Leg | None = None
         self._headers: list[Header] = []
