@@ -4,11 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.gateway.plane_kit import BODY, OK, OK_BODY, SSE_HEAD, STREAM, Peer, ScriptedWorker, chunk, post, staged
+from tests.gateway.plane_kit import (
+    BODY,
+    OK,
+    OK_BODY,
+    SSE_HEAD,
+    STREAM,
+    Peer,
+    ScriptedWorker,
+    answer,
+    chunk,
+    post,
+    staged,
+)
 
 from equipoise.gateway.client import MAX_PIPELINED, ClientLimits
 
@@ -411,6 +424,35 @@ def test_a_slow_client_gets_all_of_a_long_answer() -> None:
                 await asyncio.sleep(0.01)
             assert (await peer.message())[1] == b"".join(events)
             await stage.is_at_rest()
+
+    asyncio.run(run())
+
+
+def test_a_client_that_takes_little_at_a_time_is_not_cut_off() -> None:
+    async def run() -> None:
+        payload = b"x" * 24_000_000
+
+        async def large(worker: ScriptedWorker, peer: Peer) -> None:
+            await worker.take(peer)
+            peer.send(answer(200, payload))
+            await peer.writer.drain()
+
+        async with staged(ScriptedWorker(large), client=ClientLimits(receive_s=1.0)) as stage:
+            with socket.socket() as small:
+                small.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+                small.connect(("127.0.0.1", stage.port))
+                small.setblocking(False)
+                loop = asyncio.get_running_loop()
+                await loop.sock_sendall(small, post())
+                num_bytes = 0
+                until = loop.time() + 2.5
+                while num_bytes < len(payload):
+                    data = await loop.sock_recv(small, 65536)
+                    assert data
+                    num_bytes += len(data)
+                    await asyncio.sleep(0.01 if loop.time() < until else 0)
+            await stage.is_at_rest()
+            assert stage.metrics.num_clients_gone == 0
 
     asyncio.run(run())
 

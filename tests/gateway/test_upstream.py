@@ -516,7 +516,7 @@ def test_an_answer_may_come_before_the_request_is_out() -> None:
         await peer.closed()
 
     async def run() -> None:
-        async with bench(ScriptedWorker(early)) as it:
+        async with bench(ScriptedWorker(early), PoolLimits(max_idle_s=100)) as it:
             told = await it.ask(b"x" * 30_000_000)
             assert (told.status, told.data) == (413, b"too large")
             await until(lambda: it.pool.num_open == 0)  # what is left of the request must not meet the next one
