@@ -142,6 +142,20 @@ def test_tokens_and_ends_arrive(depth: int) -> None:
     assert rig.tokens(3) == reference.tokens(3)
 
 
+def test_every_message_says_how_many_requests_its_load_includes() -> None:
+    rig = Rig(max_running=1)
+    rig.add(1, [1, 2, 3], max_tokens=3)
+    rig.add(2, [1] * 500, max_tokens=3)  # too long: received all the same
+    rig.turn(2)
+    rig.add(3, [4, 5], max_tokens=2)
+    rig.until_idle()
+    told = [(step.num_added, step.load.num_waiting_reqs) for step in rig.channel.sent if isinstance(step, Step)]
+    assert [num_added for num_added, _ in told] == sorted(num_added for num_added, _ in told)
+    assert {num_added for num_added, _ in told} == {2, 3}
+    assert all(num_waiting == 0 for num_added, num_waiting in told if num_added == 2)
+    assert (3, 1) in told
+
+
 def test_one_message_per_step() -> None:
     rig = Rig()
     for handle in range(1, 20):

@@ -189,6 +189,21 @@ def test_a_request_moves_once_and_its_charges_with_it(model: Path) -> None:
     run(scenario)
 
 
+def test_what_a_lost_rank_said_of_a_prompt_is_forgotten(model: Path) -> None:
+    async def scenario() -> None:
+        async with started(model, step_ms=50, limits={"max_step_tokens": 4}) as engine:
+            generation = engine.submit(ids(*range(40)), SamplingParams(max_tokens=1, prompt_logprobs=0))
+            rank = engine.ranks[generation.dp_rank]
+            [stream] = rank.streams.values()
+            await until(lambda: bool(stream.prompt_logprobs), "a chunk of the prompt is computed")
+            signal_rank(rank, signal.SIGKILL)
+            whole = await collect(generation)
+            assert generation.dp_rank != rank.dp_rank
+            assert [each.token_id for each in whole.prompt_logprobs or []] == [*range(1, 40)]
+
+    run(scenario)
+
+
 def test_a_rank_that_died_comes_back(model: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         async with started(model, restart_ranks=True) as engine:
@@ -228,9 +243,10 @@ def test_a_stop_in_the_middle_of_a_restart_leaves_nothing(model: Path) -> None:
 
 def test_a_silent_rank_gets_nothing_until_it_answers_again(model: Path) -> None:
     async def scenario() -> None:
-        async with started(model, rank_timeout_s=1.0) as engine:
+        async with started(model, rank_timeout_s=1.0, rank_policy="round_robin") as engine:
+            stuck = engine.submit(ids(1), SamplingParams(max_tokens=2000), dp_rank=0)
+            await stuck.next()  # nothing is sent after it: that it is silent must be found out
             signal_rank(engine.ranks[0], signal.SIGSTOP)
-            stuck = engine.submit(ids(1), SamplingParams(max_tokens=2), dp_rank=0)
             await until(lambda: not engine.ranks[0].is_usable, "it is found out")
             assert engine.death is None
             elsewhere = [engine.submit(ids(2), SamplingParams(max_tokens=2)) for _ in range(3)]
@@ -241,10 +257,12 @@ def test_a_silent_rank_gets_nothing_until_it_answers_again(model: Path) -> None:
                 engine.submit(ids(1), LONG, dp_rank=0)
             assert [*await engine.call("pause", mode="new")] == [1]
             signal_rank(engine.ranks[0], signal.SIGCONT)
+            assert (await stuck.next()).num_output > 0
             await until(lambda: engine.ranks[0].is_usable, "it answers again")
             assert {load.paused for load in (await engine.call("loads")).values()} == {"new"}
             await engine.call("resume")
-            assert (await collect(stuck)).num_output == 2
+            stuck.abort()
+            await until(lambda: engine.ranks[0].load.num_running_reqs == 0, "the rank knows")
             chosen = [engine.submit(ids(1), SamplingParams(max_tokens=9)).dp_rank for _ in range(4)]
             assert sorted(chosen) == [0, 0, 1, 1]
 

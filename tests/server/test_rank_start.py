@@ -31,8 +31,16 @@ def test_all_serve_in_order() -> None:
 
 def test_one_that_fails_ends_the_others() -> None:
     processes = [RankProcess(WRONG if dp_rank == 1 else CONFIG, dp_rank=dp_rank) for dp_rank in range(3)]
+
+    async def scenario() -> None:
+        starting = asyncio.create_task(start_ranks(processes, 600))
+        await asyncio.sleep(0)
+        assert processes[2].pid is not None
+        os.kill(processes[2].pid, signal.SIGSTOP)  # it will not end by itself
+        await asyncio.wait_for(starting, 60)
+
     with pytest.raises(ConfigError, match="max-step-tokens: 8"):
-        asyncio.run(start_ranks(processes, 60))
+        asyncio.run(scenario())
     assert not any(psutil.pid_exists(process.pid or 0) for process in processes)
 
 

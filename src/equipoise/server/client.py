@@ -241,8 +241,6 @@ class AsyncEngine:
         A rank that is silent does as it was told when it comes back, before anything else, and is not waited for.
         Raises UnavailableError when no rank answers, InvalidValueError for bad arguments."""
         self._check_alive()
-        if method in ("pause", "resume"):
-            self._pause_mode = args.get("mode", "new") if method == "pause" else None
         waiting = {}
         for rank in self.ranks:
             if rank.is_usable:
@@ -262,6 +260,8 @@ class AsyncEngine:
                 found[dp_rank] = answer
         if not found:
             raise failure
+        if method in ("pause", "resume"):
+            self._pause_mode = args.get("mode", "new") if method == "pause" else None
         return found
 
     # ---------------------------------------------------------------- what the ranks bring
