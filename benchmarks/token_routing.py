@@ -285,7 +285,7 @@ def main() -> None:
     parser.add_argument("--num-requests", type=int, default=1000)
     parser.add_argument("--concurrency", type=int, default=270)
     parser.add_argument("--scale", type=float, default=4.0)
-    parser.add_argument("--rank-tokens", type=float, default=400_000, help="KV tokens of a rank, before scaling")
+    parser.add_argument("--rank-tokens", type=float, default=144_000, help="KV tokens of a rank, before scaling")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path, default=None, help="folder for token_routing.json and .md")
     options = parser.parse_args()
