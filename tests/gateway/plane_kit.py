@@ -229,7 +229,7 @@ class Stage:
     async def is_at_rest(self) -> None:
         """Everything that requests took is given back."""
         await self.until(lambda: not self.plane.num_busy)
-        assert self.plane.queue.num_inflight == self.plane.queue.num_waiting == 0
+        assert self.plane.queue.num_inflight == self.plane.queue.num_waiting == self.sweep.num_running == 0
         for worker in self.fleet.workers:
             assert worker.num_inflight == 0
             assert [(rank.active, rank.num_active) for rank in worker.load.ranks] == [(0, 0)] * len(worker.load.ranks)

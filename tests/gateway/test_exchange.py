@@ -108,6 +108,26 @@ def test_requests_pass_byte_for_byte() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("own", [(), ("X-Request-Id: mine",)])
+def test_each_answer_names_its_request_once(own: tuple[str, ...]) -> None:
+    async def run() -> None:
+        worker = ScriptedWorker(always(answer(200, b"{}", b"X-Request-Id: theirs")))
+        async with staged(worker) as stage:
+            ids = []
+            for _ in range(2):
+                head, _ = await stage.ask(post(BODY, "/generate", *own))
+                lines = [line for line in head.split(b"\r\n") if line.lower().startswith(b"x-request-id:")]
+                assert len(lines) == 1
+                ids.append(lines[0][14:])
+            sent = [line for head, _ in worker.seen for line in head.split(b"\r\n") if b"equest-" in line]
+            assert [line[14:] for line in sent] == ids
+            assert ids == [b"mine", b"mine"] if own else len(set(ids)) == 2
+            head, _ = await stage.ask(b"GET /nowhere HTTP/1.1\r\nHost: a\r\n\r\n")
+            assert b"x-request-id: " in head
+
+    asyncio.run(run())
+
+
 def test_streams_pass_as_they_come() -> None:
     async def run() -> None:
         events = [b"data: %d\n\n" % number for number in range(5)]
@@ -211,10 +231,12 @@ def test_a_dead_worker_is_passed_over() -> None:
 
 def test_each_try_goes_to_a_worker_that_was_not_tried() -> None:
     async def run() -> None:
-        workers = [ScriptedWorker(always(answer(500))) for _ in range(3)] + [ScriptedWorker()]
-        async with staged(*workers) as stage:
-            assert (await stage.ask())[1] == OK_BODY
-            assert [len(worker.seen) for worker in workers] == [1, 1, 1, 1]
+        bad, good = ScriptedWorker(always(answer(500))), ScriptedWorker()
+        async with staged(bad, good, retry=RetryRules(delay_s=0.2, max_delay_s=0.2)) as stage:
+            # taking turns alone would send the second try of the first request to the bad worker again
+            answers = await asyncio.gather(stage.ask(), stage.ask())
+            assert [body for _, body in answers] == [OK_BODY, OK_BODY]
+            assert len(bad.seen) == 1
 
     asyncio.run(run())
 
