@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import time
 from typing import TYPE_CHECKING
@@ -22,9 +23,13 @@ from tests.gateway.plane_kit import (
     staged,
 )
 
+from equipoise.gateway.exchange import Exchange
 from equipoise.gateway.plane import PlaneLimits
 from equipoise.gateway.pool import PoolLimits
+from equipoise.gateway.request import ClientRequest
 from equipoise.gateway.retry import RetryRules
+from equipoise.gateway.router import Route
+from equipoise.gateway.transport import Outgoing
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -439,7 +444,7 @@ def test_the_rank_goes_into_body_and_header_unless_the_request_names_one() -> No
             for _ in range(4):
                 await stage.ask()
             for rank, (head, body) in enumerate(worker.seen):
-                assert body == BODY.replace(b"{", b'{"routed_dp_rank":%d,' % rank, 1)
+                assert body == BODY[:-1] + b',"routed_dp_rank":%d}' % rank
                 assert b"\r\nX-Data-Parallel-Rank: %d\r\n" % rank in head
             named = b'{"model":"m","routed_dp_rank":2}'
             await stage.ask(post(named))
@@ -609,5 +614,24 @@ def test_other_paths_and_methods_are_refused() -> None:
             head, _ = await stage.ask(b"GET /v1/completions HTTP/1.1\r\nHost: a\r\n\r\n")
             assert head.startswith(b"HTTP/1.1 405 ")
             assert b"allow: POST\r\n" in head
+
+    asyncio.run(run())
+
+
+def test_requests_leave_nothing_for_the_garbage_collector() -> None:
+    async def run() -> None:
+        failing = ScriptedWorker(always(answer(500)))
+        async with staged(ScriptedWorker(), failing) as stage:
+            await stage.ask()
+            gc.collect()
+            gc.disable()
+            try:
+                for request in (post(), post(STREAM), post(b"[]"), b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n") * 5:
+                    await stage.ask(request)
+                await stage.is_at_rest()
+                alive = [type(thing) for thing in gc.get_objects()]
+            finally:
+                gc.enable()
+            assert [kind.__name__ for kind in alive if kind in (Exchange, ClientRequest, Outgoing, Route)] == []
 
     asyncio.run(run())
