@@ -96,7 +96,8 @@ def _serve(spec: RankSpec, channel: Channel[ToRank, FromRank], started_at: float
     """Start, main loop, stop."""
     clock = WallClock()
     for rule in spec.config.scheduler.rules:
-        find_factory("rule", rule, ENTRY_POINTS)  # a misspelt rule must not cost the minutes that a large model takes to load
+        # a misspelt rule must not cost the minutes that a large model takes to load
+        find_factory("rule", rule, ENTRY_POINTS)
     executor = build_executor(spec, clock)
     try:
         loop, scheduler = _build_loop(spec, executor, channel, clock)
