@@ -114,5 +114,5 @@ def test_fields_are_put_in_and_all_else_stays(
     spliced = splice(body, b'"rank":%d,"x\\u0000":[]' % rank)
     expected = {"rank": rank, "x\0": [], **value}
     assert json.loads(spliced.decode("utf-8", "surrogatepass")) == expected
-    assert spliced.startswith((before + "{").encode())
-    assert spliced.endswith(body[len(before) + 1 :])
+    assert spliced.startswith(body.rstrip()[:-1].rstrip())
+    assert spliced.endswith(body[body.rindex(b"}") :])

@@ -76,7 +76,7 @@ class RoutingConfig:
     """Worker policy among decode workers; `policy` when not given."""
 
     routing_seed: int = 0
-    """Seed of all that policies, rooms and waits draw."""
+    """Seed of all that policies and waits draw."""
 
     session_header: str = "x-session-id"
     """Header whose value names a session, for policies that keep sessions together."""

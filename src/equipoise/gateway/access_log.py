@@ -39,7 +39,8 @@ class AccessLine(msgspec.Struct, gc=False):
     """One request, when it is over. `time`: its end, in seconds since 1970 until written, then ISO 8601 in UTC.
 
     outcome: how it went for the client: ok, refused (4xx), failed, cancelled (the client left). error_phase: where it
-    failed. worker, rank: of its last try; num_tries 0: none saw it. expected_tokens: of output, as charged.
+    failed. worker, rank: of its last try; where that was a pair, its decode worker's, beside prefill_worker and
+    prefill_rank; num_tries 0: none saw it. expected_tokens: of output, as charged.
     Bytes are those of the bodies. None where not known."""
 
     time: float | str
@@ -61,6 +62,8 @@ class AccessLine(msgspec.Struct, gc=False):
     response_bytes: int = 0
     ttft_ms: float | None = None
     error_phase: str | None = None
+    prefill_worker: str | None = None
+    prefill_rank: int | None = None
 
 
 class AccessLog:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from equipoise.gateway.client import ClientConnection
     from equipoise.gateway.plane import Plane
     from equipoise.gateway.request import ClientRequest
-    from equipoise.gateway.router import Outcome
+    from equipoise.gateway.router import Outcome, Route
     from equipoise.gateway.routes import Endpoint
     from equipoise.gateway.transport import Header, Phase
     from equipoise.gateway.tries import Try
@@ -44,15 +44,15 @@ class Exchange:
     """One request through its tries. Times are the loop's, in seconds; None while not yet.
 
     Read by metrics and log when it is over: request, endpoint, intake, ask, model; started_at, admitted_at,
-    first_byte_at (of the answer's body), ended_at; num_tries; worker and rank of the last try; status as the client
-    saw it, 0 for none; failed_phase; num_prompt and num_output tokens, None where the answer does not say; num_sent
-    bytes."""
+    first_byte_at (of the answer's body), ended_at; num_tries; worker and rank that answered the last try, or failed;
+    pair: its prefill and decode route, where it had two; status as the client saw it, 0 for none; failed_phase;
+    num_prompt and num_output tokens, None where the answer does not say; num_sent bytes."""
 
     __slots__ = (
         "_before_last", "_held", "_is_paused", "_is_queued", "_is_stream", "_kept", "_last", "_moved", "_moved_at",
         "_plane", "_run", "_send", "_timer", "_writer", "admitted_at", "ask", "client", "ended_at", "endpoint",
         "failed_phase", "first_byte_at", "has_place", "intake", "model", "num_events", "num_output", "num_prompt",
-        "num_tries", "rank", "request", "started_at", "status", "tried", "try_at", "worker",
+        "num_tries", "pair", "rank", "request", "started_at", "status", "tried", "try_at", "worker",
     )  # fmt: skip
 
     def __init__(self, plane: Plane, client: ClientConnection, request: ClientRequest, endpoint: Endpoint) -> None:
@@ -80,6 +80,7 @@ class Exchange:
         self.tried: list[Worker] = []
         self.worker: Worker | None = None
         self.rank: int | None = None
+        self.pair: tuple[Route, Route] | None = None
         self.status = 0
         self.has_place = False
         self.failed_phase: Phase | None = None
@@ -196,16 +197,16 @@ class Exchange:
     def failed(self, phase: Phase, reason: str) -> None:
         """The try came to nothing."""
         now = self._plane.loop.time()
-        worker = self._blamed()
-        error = failure(phase, reason, worker.url)
+        worker = self.worker = self._blamed()
+        error = failure(phase, reason, worker)
         self.failed_phase = phase
         self._plane.metrics.failed_tries[worker.url, phase] += 1
         # a request that is long is not its worker's fault
         outcome: Outcome = "cancelled" if phase == "total" else "failed"
-        if self.status and self._writer.is_begun:
+        if self.is_begun:
             self._cut(error, outcome, now)
             return
-        self._forget_answer()
+        self.forget_answer()
         delay_s = None
         if phase in RETRIED_PHASES:
             delay_s = self._plane.retries.delay_s(self.num_tries, now - self.admitted())
@@ -270,10 +271,15 @@ class Exchange:
             self._run.abort()
         now = self._plane.loop.time()
         error = UnavailableError("the gateway is shutting down")
-        if self.status and self._writer.is_begun:
+        if self.is_begun:
             self._cut(error, "cancelled", now)
         else:
             self._refuse(error, now, "cancelled")
+
+    @property
+    def is_begun(self) -> bool:
+        """Bytes of the answer have gone out: it cannot become another one any more."""
+        return self.status != 0 and self._writer.is_begun
 
     def admitted(self) -> float:
         """When the first try began."""
@@ -285,10 +291,10 @@ class Exchange:
             self.failed(phase, reason)
         else:
             self.failed_phase = phase
-            self._give_up(failure(phase, reason, self._blamed().url), now)
+            self._give_up(failure(phase, reason, self._blamed()), now)
 
     def _blamed(self) -> Worker:
-        worker = self.worker
+        worker = self.worker if self._run is None else self._run.blamed()
         assert worker is not None  # a try sets it
         return worker
 
@@ -307,12 +313,12 @@ class Exchange:
         run, self._run = self._run, None
         if run is not None:
             ttft_s = None if self.first_byte_at is None else self.first_byte_at - self.try_at
+            if len(self.tried) < MAX_TRIED:
+                self.tried += run.workers
             run.finish(outcome, now, self.num_output, ttft_s if self._is_stream else None)
-        if self.worker is not None and len(self.tried) < MAX_TRIED:
-            self.tried.append(self.worker)
 
-    def _forget_answer(self) -> None:
-        """What the failed try had brought is as if it had never come."""
+    def forget_answer(self) -> None:
+        """What the try has brought, of which nothing went out, is as if it had never come."""
         self._writer.drop()
         self.status = self.num_events = 0
         self.first_byte_at = None

@@ -237,12 +237,15 @@ class Fleet:
 
     def is_eligible(self, worker: Worker, now: float) -> bool:
         """Whether `worker` may take one more request."""
-        return worker.state == "ready" and worker.breaker.allows and worker.record.ejected_until <= now
+        is_up = worker.state == "ready" and worker.breaker.allows and worker.record.ejected_until <= now
+        return is_up and worker.fits_role
 
     def why_not(self, worker: Worker, now: float) -> str | None:
         """What keeps `worker` from taking requests, in a few words; None when nothing does."""
         if worker.state != "ready":
             return worker.state
+        if not worker.fits_role:
+            return f"{worker.kind}, which cannot be paired"
         if not worker.breaker.allows:
             return "breaker open" if worker.breaker.state == "open" else "breaker half open"
         return "ejected as outlier" if worker.record.ejected_until > now else None

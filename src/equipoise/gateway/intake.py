@@ -35,6 +35,10 @@ class GenerationBody(msgspec.Struct, gc=False):
     session_id: Any = None
     routed_dp_rank: Any = None
     data_parallel_rank: Any = None
+    disagg_prefill_dp_rank: Any = None
+    bootstrap_host: Any = None
+    bootstrap_port: Any = None
+    bootstrap_room: Any = None
     return_logprob: Any = None
     messages: msgspec.Raw = NO_RAW
     prompt: msgspec.Raw = NO_RAW
@@ -54,11 +58,13 @@ class Intake:
 
     model: None where none is named. prompt: its bytes as they stand in the body (JSON, escapes and all), for prefix
     keys. num_prompt_bytes: what counts of them; num_prompt_ids: tokens, exact, where the prompt is given as ids.
-    max_tokens: of each choice. named_rank: the rank that the body asks for itself. has_fields: fields may be put in."""
+    max_tokens: of each choice. named_rank: the rank that the body asks for itself; named_prefill_rank: the one of the
+    worker that prefills for it. named_bootstrap: a field by which the body says itself where its legs meet.
+    has_fields: fields may be put in."""
 
     __slots__ = (
-        "has_fields", "is_stream", "max_tokens", "model", "named_rank", "num_choices", "num_prompt_bytes",
-        "num_prompt_ids", "prompt", "return_logprob", "session",
+        "has_fields", "is_stream", "max_tokens", "model", "named_bootstrap", "named_prefill_rank", "named_rank",
+        "num_choices", "num_prompt_bytes", "num_prompt_ids", "prompt", "return_logprob", "session",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -68,6 +74,8 @@ class Intake:
         self.num_choices = 1
         self.session: bytes | None = None
         self.named_rank: int | None = None
+        self.named_prefill_rank: int | None = None
+        self.named_bootstrap: str | None = None
         self.return_logprob = False
         self.has_fields = False
         self.prompt: bytes | memoryview = b""
@@ -88,7 +96,8 @@ def read_generation(body: bytes) -> Intake:
     if type(fields.model) is str:
         intake.model = fields.model
     intake.is_stream = fields.stream is True
-    intake.return_logprob = fields.return_logprob is True
+    logprob = fields.return_logprob  # of each prompt of a batch, where it is a list
+    intake.return_logprob = logprob is True or (type(logprob) is list and True in logprob)
     intake.max_tokens = _max_tokens(fields)
     if type(fields.n) is int and 1 < fields.n <= 1024:
         intake.num_choices = fields.n
@@ -133,6 +142,12 @@ def _read_rank(intake: Intake, fields: GenerationBody) -> None:
     value = fields.routed_dp_rank if fields.routed_dp_rank is not None else fields.data_parallel_rank
     if type(value) is int:
         intake.named_rank = value
+    if type(fields.disagg_prefill_dp_rank) is int:
+        intake.named_prefill_rank = fields.disagg_prefill_dp_rank
+    if fields.bootstrap_room is not None:
+        intake.named_bootstrap = "bootstrap_room"
+    elif fields.bootstrap_host is not None or fields.bootstrap_port is not None:
+        intake.named_bootstrap = "bootstrap_port" if fields.bootstrap_host is None else "bootstrap_host"
 
 
 def _read_prompt(intake: Intake, fields: GenerationBody) -> None:
@@ -176,9 +191,10 @@ def _find_inline(prompt: bytes, start: int) -> int:
 
 
 def splice(body: bytes, fields: bytes) -> bytes:
-    """`body`, a JSON object, with `fields` (`"name":value`, separated by commas) put in first."""
-    start = body.index(b"{") + 1
-    at = start
+    """`body`, a JSON object, with `fields` (`"name":value`, separated by commas) put in last: there they outrank a
+    null of the same name."""
+    end = body.rindex(b"}")
+    at = end - 1
     while body[at] in _SPACE:
-        at += 1
-    return b"%b%b%b%b" % (body[:start], fields, b"" if body[at] == 0x7D else b",", body[start:])
+        at -= 1
+    return b"%b%b%b%b" % (body[:end], b"" if body[at] == 0x7B else b",", fields, body[end:])

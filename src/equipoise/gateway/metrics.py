@@ -20,7 +20,9 @@ from equipoise.obs.page import E2E_S, GAP_S, TTFT_S, Histogram, Page
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from equipoise.config.worker import WorkerRole
     from equipoise.gateway.fleet import Fleet
+    from equipoise.gateway.router import Outcome
     from equipoise.gateway.transport import Phase
     from equipoise.obs.page import Labels
 
@@ -54,6 +56,8 @@ class GatewayMetrics:
         """By route, URL of the worker that answered ("" for the gateway itself) and status."""
         self.failed_tries: defaultdict[tuple[str, Phase], int] = defaultdict(int)
         """By URL of the worker and phase."""
+        self.legs: defaultdict[tuple[WorkerRole, str, Outcome], int] = defaultdict(int)
+        """Legs of prefill-decode pairs, by role, URL of the worker and how they went."""
         self.retries: defaultdict[str, int] = defaultdict(int)
         """Further tries, by reason: a phase, or the status of an answer that was not passed on."""
         self.refused: defaultdict[str, int] = defaultdict(int)
@@ -112,6 +116,11 @@ class GatewayMetrics:
             ((("worker", worker), ("phase", phase)), count) for (worker, phase), count in self.failed_tries.items()
         )
         page.family(f"{PREFIX}failed_tries_total", "counter", "Tries that failed, by phase", failed)
+        legs = (
+            ((("role", role), ("worker", worker), ("outcome", outcome)), count)
+            for (role, worker, outcome), count in self.legs.items()
+        )
+        page.family(f"{PREFIX}pair_legs_total", "counter", "Halves of requests run by pairs", legs)
         page.family(f"{PREFIX}retries_total", "counter", "Further tries", _by("reason", self.retries))
         page.family(f"{PREFIX}refused_total", "counter", "Requests that no worker saw", _by("code", self.refused))
         for name, help_text, value in (
@@ -152,12 +161,15 @@ class GatewayMetrics:
         """Keep what was counted of the workers at `urls`, and of the last MAX_FORMER_WORKERS others."""
         counted = dict.fromkeys(worker for _, worker, _ in self.requests)
         counted |= dict.fromkeys(worker for worker, _ in self.failed_tries)
+        counted |= dict.fromkeys(worker for _, worker, _ in self.legs)
         former = [worker for worker in counted if worker and worker not in urls]
         gone = frozenset(former[:-MAX_FORMER_WORKERS])
         for request in [key for key in self.requests if key[1] in gone]:
             del self.requests[request]
         for attempt in [key for key in self.failed_tries if key[0] in gone]:
             del self.failed_tries[attempt]
+        for leg in [key for key in self.legs if key[1] in gone]:
+            del self.legs[leg]
 
 
 def _by(label: str, counts: dict[str, int]) -> Iterator[tuple[Labels, int]]:

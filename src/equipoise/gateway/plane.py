@@ -337,7 +337,11 @@ class OwnExchange:
 
 
 def _line(exchange: Exchange, outcome: Outcome, now: float) -> AccessLine:
-    request, worker, first_at = exchange.request, exchange.worker, exchange.first_byte_at
+    request, first_at = exchange.request, exchange.first_byte_at
+    worker, rank, prefill = exchange.worker, exchange.rank, None
+    if exchange.pair is not None:
+        prefill, decode = exchange.pair
+        worker, rank = decode.worker, decode.rank
     has_asked = exchange.num_tries > 0
     return AccessLine(
         time.time(),
@@ -350,7 +354,7 @@ def _line(exchange: Exchange, outcome: Outcome, now: float) -> AccessLine:
         round((now - exchange.started_at) * 1e3, 3),
         exchange.model,
         None if worker is None else worker.url,
-        exchange.rank,
+        rank,
         exchange.num_tries,
         exchange.num_prompt or (exchange.ask.prompt if has_asked else None),
         exchange.ask.output if has_asked else None,
@@ -359,4 +363,6 @@ def _line(exchange: Exchange, outcome: Outcome, now: float) -> AccessLine:
         exchange.client.writer.num_bytes,
         None if first_at is None else round((first_at - exchange.started_at) * 1e3, 3),
         exchange.failed_phase,
+        None if prefill is None else prefill.worker.url,
+        None if prefill is None else prefill.rank,
     )

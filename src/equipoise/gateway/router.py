@@ -108,12 +108,7 @@ class Router:
         Raises UnknownModelError, InvalidValueError where a model must be named, NoWorkerError when
         no worker can take it now."""
         fleet = self._fleet
-        if now >= fleet.next_change_at:
-            fleet.tick(now)
-        if self._version != fleet.version:
-            self._version = fleet.version
-            self._groups.clear()
-        group = self._groups.get((model, role)) or self._gather(model, role, now)
+        group = self._group(model, role, now)
         loads = group.untried(tried) if tried else group.loads
         if not loads:
             raise self._no_worker(model, role, now)
@@ -131,6 +126,15 @@ class Router:
         worker.num_inflight += 1
         group.policy.routed(ask, load)
         return Route(worker, rank, charge, worker.breaker.epoch)
+
+    def mean_tokens(self, model: str | None, role: WorkerRole, now: float) -> float | None:
+        """Tokens believed to be on a rank of the workers that may take a request now, on average; None when none may.
+
+        Raises what `route` does for `model`."""
+        loads = self._group(model, role, now).loads
+        if not loads:
+            return None
+        return sum(load.tokens for load in loads) / sum(load.num_live for load in loads)
 
     def finished(
         self,
@@ -195,6 +199,15 @@ class Router:
         """It left before."""
 
     # Candidates
+
+    def _group(self, model: str | None, role: WorkerRole, now: float) -> _Group:
+        fleet = self._fleet
+        if now >= fleet.next_change_at:
+            fleet.tick(now)
+        if self._version != fleet.version:
+            self._version = fleet.version
+            self._groups.clear()
+        return self._groups.get((model, role)) or self._gather(model, role, now)
 
     def _gather(self, model: str | None, role: WorkerRole, now: float) -> _Group:
         workers = self._serving(model, role, now)

@@ -16,6 +16,7 @@ import os
 import resource
 import signal
 from pathlib import Path
+from random import Random
 from typing import TYPE_CHECKING
 
 from equipoise.gateway.access_log import AccessLog
@@ -23,16 +24,17 @@ from equipoise.gateway.admin import Admin
 from equipoise.gateway.count import PromptCounter
 from equipoise.gateway.fleet import Fleet, fleet_limits
 from equipoise.gateway.metrics import GatewayMetrics
+from equipoise.gateway.pairs import Pairs
 from equipoise.gateway.plane import Plane, plane_settings
 from equipoise.gateway.policies import configured_policies
 from equipoise.gateway.pool import Pool, PoolLimits
 from equipoise.gateway.probes import Probes
+from equipoise.gateway.rooms import Rooms
 from equipoise.gateway.router import Router
 from equipoise.gateway.routes import worker_routes
 from equipoise.gateway.sweep import Sweep
 from equipoise.gateway.tend import TendLimits
 from equipoise.gateway.watch import Watch
-from equipoise.gateway.way import OneLeg
 from equipoise.gateway.workers_file import WorkersFile, read_workers
 from equipoise.obs.log import setup_logging
 from equipoise.route.lengths import Lengths
@@ -101,7 +103,9 @@ class Gateway:
             probes.register(routes, has_metrics=self._config.front.metrics)
             admin.register(routes)
             settings = plane_settings(self._config)
-            plane = Plane(OneLeg(router), Lengths(), sweep, metrics, routes, settings, self._access_log, self._counter)
+            # rooms must not repeat, neither beside another gateway nor after a restart: their source has no seed
+            way = Pairs(router, fleet, sweep, metrics, Rooms(Random()), clock)
+            plane = Plane(way, Lengths(), sweep, metrics, routes, settings, self._access_log, self._counter)
             if self._access_log is not None:
                 sweep.add_slow(_LogKeeper(self._access_log, metrics))
             try:

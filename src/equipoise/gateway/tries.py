@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING, Protocol
 from equipoise.errors import UnavailableError, WorkerFailedError, WorkerTimeoutError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from equipoise.errors import RequestError
     from equipoise.gateway.exchange import Exchange
     from equipoise.gateway.router import Outcome
     from equipoise.gateway.transport import Header, Phase
+    from equipoise.gateway.worker import Worker
 
 MAX_HELD_BYTES = 64 * 1024
 """Of an error's body that is kept while the request is tried again."""
@@ -19,6 +22,13 @@ TIME_LIMITS: frozenset[Phase] = frozenset(("first_token", "between_tokens", "tot
 
 class Try(Protocol):
     """One try under way."""
+
+    @property
+    def workers(self) -> Sequence[Worker]:
+        """Those that it was sent to."""
+
+    def blamed(self) -> Worker:
+        """The one that failed, or that takes too long."""
 
     def abort(self) -> None:
         """End it at once; the exchange hears nothing more."""
@@ -68,9 +78,10 @@ class Held:
             self.is_whole = False
 
 
-def failure(phase: Phase, reason: str, url: str) -> RequestError:
+def failure(phase: Phase, reason: str, worker: Worker) -> RequestError:
     """What the client is told of a try that failed: 504 for time limits, 503 where no connection came about, 502."""
-    message = f"worker {url} failed in phase {phase}: {reason}"
+    role = "" if worker.role == "mixed" else f"{worker.role} "
+    message = f"{role}worker {worker.url} failed in phase {phase}: {reason}"
     if phase in TIME_LIMITS:
         return WorkerTimeoutError(message)
     return UnavailableError(message) if phase == "connect" else WorkerFailedError(message)

@@ -8,9 +8,13 @@ from equipoise.gateway.intake import splice
 from equipoise.gateway.transport import Outgoing
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from equipoise.config.worker import WorkerRole
     from equipoise.gateway.exchange import Exchange
     from equipoise.gateway.router import Outcome, Route, Router
     from equipoise.gateway.transport import Call
+    from equipoise.gateway.worker import Worker
 
 
 class OneLeg:
@@ -24,13 +28,13 @@ class OneLeg:
         """See Way."""
         return self._router.wants_keys["mixed"]
 
-    def start(self, exchange: Exchange, now: float) -> OneLegTry:
-        """See Way."""
+    def start(self, exchange: Exchange, now: float, role: WorkerRole = "mixed") -> OneLegTry:
+        """See Way. The worker is one of `role`."""
         request, intake = exchange.request, exchange.intake
         named_rank = request.named_rank
         if named_rank is None:
             named_rank = intake.named_rank
-        route = self._router.route(exchange.ask, intake.model, "mixed", exchange.tried, now, named_rank)
+        route = self._router.route(exchange.ask, intake.model, role, exchange.tried, now, named_rank)
         worker = exchange.worker = route.worker
         rank = exchange.rank = route.rank
         headers, body = [*request.headers], request.body
@@ -52,6 +56,15 @@ class OneLegTry:
         self._router = router
         self._route = route
         self._call = call
+
+    @property
+    def workers(self) -> Sequence[Worker]:
+        """See Try."""
+        return (self._route.worker,)
+
+    def blamed(self) -> Worker:
+        """See Try."""
+        return self._route.worker
 
     def abort(self) -> None:
         """See Try."""

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 Kind = Literal["equipoise", "sglang", "vllm", "openai"]
 """Which server a worker is, once that is known."""
 
+PAIRED_KINDS: tuple[Kind | None, ...] = ("equipoise", "sglang")
+"""Those whose prefill and decode workers meet in a room that the request names."""
+
 State = Literal["starting", "ready", "unhealthy", "draining", "removed"]
 """starting: not yet known what it serves; ready: takes requests; unhealthy: was ready and fails its health checks;
 draining: takes no new requests, is removed when the last one ends; removed: gone from the fleet."""
@@ -139,6 +142,11 @@ class Worker:
         self.rank_labels = found.rank_labels
         self.load = WorkerLoad(self.url, len(found.rank_labels))  # running requests end on the one they were charged to
         return True
+
+    @property
+    def fits_role(self) -> bool:
+        """Whether it can do its half of a pair: servers that meet in rooms can."""
+        return self.role == "mixed" or self.kind in PAIRED_KINDS
 
     def serves(self, model: str) -> bool:
         """Whether requests for `model` may go here."""
