@@ -75,27 +75,51 @@ def request_bytes(path: str, body: object, method: str = "POST", **headers: str)
     return "\r\n".join([*lines, "", ""]).encode() + payload
 
 
-async def ask(
-    port: int, path: str, body: object = None, *, method: str = "POST", timeout_s: float = 60.0, **headers: str
-) -> Reply:
-    """One request on a connection of its own. A time-out, a reset and a cut are told in the reply, never raised."""
-    reply = Reply(began_at=time.monotonic())
-    try:
-        async with asyncio.timeout(timeout_s):
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            try:
+class Session:
+    """A client that keeps its connection from request to request while it can."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    async def ask(
+        self, path: str, body: object = None, *, method: str = "POST", timeout_s: float = 60.0, **headers: str
+    ) -> Reply:
+        """One request. A time-out, a reset and a cut are told in the reply, never raised."""
+        reply = Reply(began_at=time.monotonic())
+        try:
+            async with asyncio.timeout(timeout_s):
+                if self._streams is None:
+                    self._streams = await asyncio.open_connection("127.0.0.1", self._port)
+                reader, writer = self._streams
                 writer.write(request_bytes(path, body, method, **headers))
                 await read(reader, reply)
-            finally:
-                writer.close()
-    except TimeoutError:
-        reply.trouble = "timeout"
-    except OSError as error:
-        reply.trouble = f"connection: {error}"
-    except httptools.HttpParserError as error:
-        reply.trouble = f"not HTTP: {error}"
-    reply.ended_at = time.monotonic()
-    return reply
+        except TimeoutError:
+            reply.trouble = "timeout"
+        except OSError as error:
+            reply.trouble = f"connection: {error}"
+        except httptools.HttpParserError as error:
+            reply.trouble = f"not HTTP: {error}"
+        finally:
+            if not reply.is_whole or reply.headers.get("connection") == "close":
+                self.close()
+        reply.ended_at = time.monotonic()
+        return reply
+
+    def close(self) -> None:
+        """Leave."""
+        if self._streams is not None:
+            self._streams[1].close()
+        self._streams = None
+
+
+async def ask(port: int, path: str, body: object = None, **more: Any) -> Reply:
+    """`Session.ask` on a connection of its own."""
+    session = Session(port)
+    try:
+        return await session.ask(path, body, **more)
+    finally:
+        session.close()
 
 
 async def read(reader: asyncio.StreamReader, reply: Reply) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 import pytest
-from tests.gateway.client import CHAT, COMPLETIONS, Reply, ask, chat, completion
+from tests.gateway.client import CHAT, COMPLETIONS, Reply, Session, chat, completion
 from tests.gateway.fleet import Fleet, Gateway, Worker
 from tests.gateway.workers.shapes import Generation
 from tests.server.raw import wait_for
@@ -31,7 +31,7 @@ PAUSE_S = 0.15  # between two troubles
 LIMITS = (
     *("--first-token-timeout", "1.5", "--between-tokens-timeout", "1.5", "--connect-timeout", "1"),
     *("--health-check-timeout", "0.5", "--unhealthy-after", "2", "--healthy-after", "1", "--drain-timeout", "5"),
-    *("--breaker-open", "1", "--queue-timeout", "5"),
+    *("--breaker-open", "1", "--queue-timeout", "5", "--max-inflight", "48"),
 )
 FLAGS = ("--dp-size", "2", "--token-s", "0.005", "--answer-tokens", "1000")
 MAX_WORKERS = 8
@@ -85,7 +85,7 @@ def expected_text(path: str, body: dict[str, object]) -> str:
     return "".join(Generation(path, body, 1, num_tokens, "length").words())
 
 
-async def one_request(port: int, number: int, draw: random.Random, tally: Tally) -> None:
+async def one_request(session: Session, number: int, draw: random.Random, tally: Tally) -> None:
     """A request of some kind; some clients leave before the end."""
     stream = draw.random() < 0.85
     more = {"stream": stream, "max_tokens": draw.randint(1, 40)}
@@ -93,9 +93,9 @@ async def one_request(port: int, number: int, draw: random.Random, tally: Tally)
     path, body = (CHAT, chat(text, **more)) if draw.random() < 0.5 else (COMPLETIONS, completion(text, **more))
     leaves_after_s = draw.random() * 0.3 if draw.random() < LEAVING_SHARE else None
     if leaves_after_s is None:
-        reply = await ask(port, path, body, timeout_s=HANG_S)
+        reply = await session.ask(path, body, timeout_s=HANG_S)
     else:
-        reply = await ask(port, path, body, timeout_s=leaves_after_s)
+        reply = await session.ask(path, body, timeout_s=leaves_after_s)
         reply.trouble = "left" if reply.trouble == "timeout" else reply.trouble
     tally.count(body, path, reply)
 
@@ -176,15 +176,18 @@ async def run_streams(port: int, num: int, tally: Tally) -> None:
     draw = random.Random(11)
 
     async def loop() -> None:
+        session = Session(port)
         for number in numbers:
-            await one_request(port, number, draw, tally)
+            await one_request(session, number, draw, tally)
+        session.close()
 
     await asyncio.gather(*(loop() for _ in range(CONCURRENCY)))
 
 
 def at_rest(gateway: Gateway) -> bool:
     """Whether nothing is charged, under way or queued."""
-    names = ("rank_charged_tokens", "rank_pending_tokens", "rank_inflight_requests", "worker_inflight_requests")
+    ranks = ("rank_charged_tokens", "rank_pending_tokens", "rank_inflight_requests")
+    names = (*ranks, "worker_inflight_requests", "queue_length")
     return all(gateway.metric(f"equipoise_gateway_{name}") == 0 for name in names)
 
 

@@ -166,7 +166,16 @@ def test_a_body_beyond_the_limit_is_a_413(gateway: Gateway, worker: Worker) -> N
 
 def test_a_large_body_arrives_whole(gateway: Gateway, worker: Worker) -> None:
     body = json.dumps({"model": "test-model", "input": "y" * (1 << 20)}).encode()
-    assert ask_now(gateway.port, "/v1/responses", body).json()["echo"].encode().endswith(body[1:])
+    assert body[1:-1] in ask_now(gateway.port, "/v1/responses", body).json()["echo"].encode()
+
+
+def test_errors_of_the_gateway_have_the_shape_of_their_route(gateway: Gateway) -> None:
+    body = {"model": "none", "messages": [], "max_tokens": 1}
+    ours, anthropic = (ask_now(gateway.port, path, body).json() for path in (CHAT, "/v1/messages"))
+    assert ours["error"]["code"] == "model_not_found"
+    assert anthropic["type"] == "error"
+    assert anthropic["error"]["type"] == "not_found_error"
+    assert "test-model" in anthropic["error"]["message"]
 
 
 def test_unknown_routes_and_bodies(gateway: Gateway) -> None:
