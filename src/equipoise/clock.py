@@ -37,3 +37,9 @@ class VirtualClock:
         if seconds < 0:
             raise ValueError(f"a clock cannot go back: advance({seconds})")
         self._now += seconds
+
+    def move_to(self, time_s: float) -> None:
+        """Be at `time_s`, to the last bit. Raises ValueError when that has passed."""
+        if time_s < self._now:
+            raise ValueError(f"a clock cannot go back: from {self._now} to {time_s}")
+        self._now = time_s

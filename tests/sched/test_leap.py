@@ -176,3 +176,31 @@ def test_requests_with_stop_tokens_are_not_leapt_over() -> None:
     for _ in range(3):
         scheduler.apply(scheduler.schedule(), StepOutput(tokens=np.zeros(1, np.int32)))
     assert scheduler.quiet_steps(10) == 0
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_the_load_after_quiet_steps_is_known_without_taking_them(depth: int) -> None:
+    def quiet_one() -> tuple[Scheduler, deque[StepPlan]]:
+        scheduler = Runner([], SchedulerConfig(depth=depth, max_running=2), 100, []).scheduler
+        for handle in range(3):  # the last one waits for a seat
+            params = SamplingParams(max_tokens=60 + handle, ignore_eos=True)
+            prompt = np.arange(3 + handle, dtype=np.int32)
+            scheduler.add(Request(handle, "r", prompt, params, max_model_len=MAX_MODEL_LEN))
+        plans: deque[StepPlan] = deque()
+        while not scheduler.quiet_steps(100):
+            while len(plans) <= depth:
+                plans.append(scheduler.schedule())
+            land(scheduler, plans)
+        return scheduler, plans
+
+    def land(scheduler: Scheduler, plans: deque[StepPlan]) -> None:
+        plan = plans.popleft()
+        scheduler.apply(plan, StepOutput(tokens=np.zeros(len(plan.sampled_seats), np.int32)))
+
+    scheduler, plans = quiet_one()
+    ahead = [scheduler.load_after(n) for n in range(scheduler.quiet_steps(100))]
+    assert len(ahead) > 40
+    for expected in ahead:
+        plans.append(scheduler.schedule())
+        assert scheduler.load() == expected
+        land(scheduler, plans)

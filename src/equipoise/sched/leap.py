@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
 from equipoise.errors import InvariantError
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from equipoise.kv.protocol import KVMemory
-    from equipoise.sched.ledger import Totals
+    from equipoise.sched.ledger import LoadCounters, Totals
     from equipoise.sched.places import Places
     from equipoise.sched.plan import StepPlan
     from equipoise.sched.rules import Rules
@@ -58,19 +59,32 @@ class Leaper:
 
     def _affordable(self, seats: NDArray[np.int64], most: int) -> int:
         """The largest n, at most `most`, for which there are pages."""
-        room = self._columns.capacity[seats] - self._columns.computed[seats]
-        page_size, num_free = self._kv.page_size, self._kv.num_free
-
-        def num_pages(n: int) -> int:
-            return int((np.maximum(n - room + page_size - 1, 0) // page_size).sum())
-
-        if num_pages(most) <= num_free:
+        num_free = self._kv.num_free
+        if self._num_pages(seats, most) <= num_free:
             return most
         low, high = 0, most
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (middle, high) if num_pages(middle) <= num_free else (low, middle)
+            low, high = (middle, high) if self._num_pages(seats, middle) <= num_free else (low, middle)
         return low
+
+    def _num_pages(self, seats: NDArray[np.int64], n: int) -> int:
+        """Pages that `seats` need beyond those they have to be planned `n` more steps."""
+        columns, page_size = self._columns, self._kv.page_size
+        room = columns.capacity[seats] - columns.computed[seats]
+        return int((np.maximum(n - room + page_size - 1, 0) // page_size).sum())
+
+    def load_after(self, load: LoadCounters, n: int) -> LoadCounters:
+        """`load`, which is that of now, as it will be when `n` quiet steps have landed and one more is planned; what
+        is cached of waiting requests counts as now."""
+        seats = self._places.decoding.seats()
+        num_rows = len(seats)
+        return msgspec.structs.replace(
+            load,
+            num_inflight_rows=load.num_inflight_rows + num_rows,
+            num_expected_output_tokens=load.num_expected_output_tokens - n * num_rows,
+            num_used_tokens=load.num_used_tokens + self._num_pages(seats, n + 1) * self._kv.page_size,
+        )
 
     def leap(self, outstanding: deque[StepPlan], held_by: str, n: int) -> None:
         """Take `n` quiet steps, in each of which every row draws token 0."""

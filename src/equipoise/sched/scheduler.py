@@ -375,6 +375,10 @@ class Scheduler:
         self._leaper.leap(self._outstanding, self._planner.held_by, n)
         self._step += n
 
+    def load_after(self, n: int) -> LoadCounters:
+        """The load when `n` of the quiet steps, not all, have landed and the next is planned, without taking them."""
+        return self._leaper.load_after(self.load(), n)
+
     # ---------------------------------------------------------------- small things
 
     def _keep_deadline(self, deadline_s: float, handle: int) -> None:

@@ -11,11 +11,12 @@ if TYPE_CHECKING:
 
 
 class Priority(IntEnum):
-    """What goes first of what happens at the same moment."""
+    """What goes first of what happens at the same moment. Steps add the number of their group to LAND, so that the
+    order of those that end together does not depend on when they were launched."""
 
     LAND = 0
-    REPORT = 1
-    ARRIVE = 2
+    REPORT = 1 << 40
+    ARRIVE = REPORT + 1
 
 
 class Events:

@@ -50,16 +50,18 @@ class HostCost:
 
 
 class Step(NamedTuple):
-    """A step of a group that is under way: plans by rank, and when it ends."""
+    """A step of a group that is under way: plans by rank, when it ends, and how long planning it took."""
 
     plans: list[tuple[int, StepPlan]]
     ends_s: float
+    host_s: float
 
 
 class Quiet(NamedTuple):
-    """Steps that will be leapt over: `ends_s`, (n + 1 + depth,), begins with the end of the step before them;
-    `step_s`, (n,), is what they cost."""
+    """Steps that will be leapt over, all of the same `num_rows`: `ends_s`, (n + 1 + depth,), begins with the end of
+    the step before them; `step_s`, (n,), is what they cost."""
 
+    num_rows: int
     step_s: NDArray[np.float64]
     ends_s: NDArray[np.float64]
 
@@ -68,23 +70,31 @@ class Quiet(NamedTuple):
         """How many."""
         return len(self.step_s)
 
+    def num_landed(self, now: float) -> int:
+        """Those that have ended by `now`."""
+        return min(self.n, int(self.ends_s[1:].searchsorted(now, side="right")))
+
 
 class Group:
-    """`ranks` schedulers that step together. Calls `on_end(rank, request, now)` for each request that ends."""
+    """`ranks` schedulers that step together. Calls `on_end(request, now)` for each request that ends.
+
+    `number`: of the group; of steps that end together those of the lowest land first."""
 
     def __init__(
         self,
+        number: int,
         ranks: Sequence[Scheduler],
         cost: CostModel,
         host: HostCost,
         events: Events,
         requests: Requests,
         steps: Steps,
-        on_end: Callable[[int, Request, float], None],
+        on_end: Callable[[Request, float], None],
         *,
         leaps: bool = True,
     ) -> None:
         self.ranks = ranks
+        self._priority = Priority.LAND + number
         self._cost = cost
         self._host = host
         self._events = events
@@ -98,7 +108,7 @@ class Group:
         self._free_at = 0.0
         self._landed_at = 0.0
         self._turn = 0  # events of earlier turns are void
-        self._last_token_s: dict[int, float] = {}  # of preempted requests
+        self._preempted: dict[int, float] = {}  # when requests that were preempted had their last token
 
     # ---------------------------------------------------------------- from outside
 
@@ -111,15 +121,15 @@ class Group:
 
     def load(self, rank: int, now: float) -> LoadCounters:
         """The load of `rank` at `now`."""
-        self.settle(now)
-        return self.ranks[rank].load()
+        quiet, scheduler = self._quiet, self.ranks[rank]
+        return scheduler.load() if quiet is None else scheduler.load_after(quiet.num_landed(now))
 
     def settle(self, now: float) -> None:
         """Take the quiet steps that have ended by now; the one that is under way at `now` is launched."""
         quiet = self._quiet
         if quiet is None:
             return
-        n = min(quiet.n, int(np.searchsorted(quiet.ends_s[1:], now, side="right")))
+        n = quiet.num_landed(now)
         self._leap(quiet, n)
         self._launch(float(quiet.ends_s[n]))
 
@@ -134,7 +144,7 @@ class Group:
             if step is None:
                 break
             self._pending.append(step)
-            plans_at += self._host(sum([plan.num_tokens for _, plan in step.plans])) if self._depth else 0.0
+            plans_at += step.host_s if self._depth else 0.0
         self._turn += 1
         if self._pending:
             self._wake_at(self._pending[0].ends_s)
@@ -143,7 +153,7 @@ class Group:
 
     def _wake_at(self, time_s: float) -> None:
         turn = self._turn
-        self._events.at(time_s, Priority.LAND, lambda: self._wake(turn, time_s))
+        self._events.at(time_s, self._priority, lambda: self._wake(turn, time_s))
 
     def _wake(self, turn: int, now: float) -> None:
         if turn != self._turn:
@@ -176,13 +186,15 @@ class Group:
             for request in plan.seated:
                 if request.num_preemptions == 0:
                     self._requests.admitted_s[request.handle] = begins_s
-            for request in plan.preempted:
-                self._last_token_s[request.handle] = self._landed_at
-        return Step(plans, self._free_at)
+        return Step(plans, self._free_at, host_s)
 
     def _plans(self) -> list[tuple[int, StepPlan]]:
+        """The plans in which something runs, by rank."""
         states = tuple([rank.state() for rank in self.ranks]) if len(self.ranks) > 1 else None
         plans = [(number, rank.schedule(states)) for number, rank in enumerate(self.ranks) if rank.has_work]
+        for _, plan in plans:
+            for request in plan.preempted:
+                self._preempted.setdefault(request.handle, self._landed_at)
         return [(number, plan) for number, plan in plans if plan.num_tokens]
 
     def _land(self, step: Step, now: float) -> None:
@@ -191,24 +203,31 @@ class Group:
             num_decodes = len(plan.decode_seats)
             if num_decodes:
                 steps.gaps.add(now - self._landed_at, num_decodes)
+            if self._preempted:
+                for handle in plan.sampled_handles[:num_decodes].tolist():
+                    if handle in self._preempted:  # since this step was planned
+                        self._preempted[handle] = now
             for row in plan.prefills:
-                if row.samples and row.request.finish_reason is None:
+                if row.samples:
                     self._token_after_chunk(row.request, now)
             output = StepOutput(tokens=np.zeros(len(plan.sampled_seats), np.int32))
             for request in self.ranks[number].apply(plan, output).finished:
                 requests.last_s[request.handle] = now
                 requests.num_cached[request.handle] = request.num_cached
                 requests.num_preemptions[request.handle] = request.num_preemptions
-                self._on_end(number, request, now)
+                self._on_end(request, now)
         self._landed_at = now
 
     def _token_after_chunk(self, request: Request, now: float) -> None:
         """The last chunk of `request` drew a token: its first, or the first since it was preempted."""
-        last_s = self._last_token_s.pop(request.handle, None)
-        if math.isnan(self._requests.first_s[request.handle]):
-            self._requests.first_s[request.handle] = now
+        handle = request.handle
+        last_s = self._preempted.pop(handle, None)
+        if math.isnan(self._requests.first_s[handle]):
+            self._requests.first_s[handle] = now
         elif last_s is not None:
             self._steps.gaps.add(now - last_s, 1)
+        if request.seat is None:  # preempted again, with this token in flight
+            self._preempted[handle] = now
 
     # ---------------------------------------------------------------- quiet steps
 
@@ -221,20 +240,20 @@ class Group:
         if n < 2:
             return False
         columns = rank.columns
-        seats = columns.handle >= 0
-        num_rows = int(np.count_nonzero(seats))
+        seats = np.flatnonzero(columns.handle >= 0)
+        num_rows = len(seats)
         # Step i of 1..n reads what its rows have computed before it, and their own token.
         kv_tokens = int(columns.computed[seats].sum()) + num_rows * np.arange(1, n + 1)
         host_s = self._host(num_rows)
         step_s = self._cost.shared_s(any_prefill=False) + self._cost.decode_s(num_rows, kv_tokens)
-        if self._depth and host_s >= 0.999 * float(step_s.min()):
-            return False  # the host may hold up steps: their ends are no plain sum
-        ends_s = np.array([now, *(step.ends_s for step in self._pending), *step_s])
-        if not self._depth:
-            ends_s = self._ends_after_host(now, host_s, step_s)
-        else:
+        if self._depth:
+            ends_s = np.array([now, *(step.ends_s for step in self._pending), *step_s])
             np.add.accumulate(ends_s[self._depth :], out=ends_s[self._depth :])
-        self._quiet = Quiet(step_s, ends_s)
+            if host_s and (ends_s[self._depth : -1] < ends_s[: -1 - self._depth] + host_s).any():
+                return False  # the host holds up a step: their ends are no plain sum
+        else:
+            ends_s = self._ends_after_host(now, host_s, step_s)
+        self._quiet = Quiet(num_rows, step_s, ends_s)
         self._turn += 1
         self._wake_at(float(ends_s[n]))
         return True
@@ -252,12 +271,11 @@ class Group:
         if n == 0:
             return
         (rank,) = self.ranks
-        num_rows = rank.load().num_running
         rank.leap(n)
         ends_s = quiet.ends_s
-        self._steps.gaps.add_each(np.diff(ends_s[: n + 1]), num_rows)
+        self._steps.gaps.add_each(ends_s[1 : n + 1] - ends_s[:n], quiet.num_rows)
         ahead = [float(end) for end in ends_s[n + 1 : n + 1 + self._depth]]
-        self._pending = deque(Step(step.plans, end) for step, end in zip(self._pending, ahead, strict=True))
+        self._pending = deque(step._replace(ends_s=end) for step, end in zip(self._pending, ahead, strict=True))
         self._landed_at = float(ends_s[n])
         self._free_at = ahead[-1] if ahead else self._landed_at
         self._steps.count_leapt(quiet.step_s[:n])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from array import array
 from bisect import bisect_right
+from operator import mul
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,45 +22,83 @@ NEVER = math.nan
 BINS_PER_DECADE = 200
 LEAST_GAP_S, DECADES = 1e-5, 8
 EDGES: list[float] = [LEAST_GAP_S * 10 ** (i / BINS_PER_DECADE) for i in range(BINS_PER_DECADE * DECADES + 1)]
+_EDGES = np.array(EDGES)
 
 
 PS = 1e12
 """Sums are kept in whole picoseconds: they do not depend on the order in which they were added up."""
 
 
-def in_ps(seconds: Floats) -> int:
-    """The sum, each rounded to picoseconds."""
-    return int(np.rint(seconds * PS).astype(np.int64).sum())
+def _ps(seconds: Floats) -> NDArray[np.int64]:
+    whole: NDArray[np.int64] = np.rint(seconds * PS).astype(np.int64)
+    return whole
+
+
+MOST_UNSORTED = 1 << 16
 
 
 class GapHistogram:
     """Gaps between tokens, in bins 1.2% wide: counts, so that their number does not matter."""
 
     def __init__(self) -> None:
-        self.counts = [0] * (len(EDGES) + 1)
-        self.num = 0
-        self.sum_ps = 0
+        self._counts = [0] * (len(EDGES) + 1)
+        self._num = 0
+        self._sum_ps = 0
+        self._unsorted: list[tuple[Floats, int]] = []
+        self._num_unsorted = 0
 
     def add(self, gap_s: float, count: int) -> None:
         """`count` tokens came `gap_s` after the ones before."""
-        self.counts[bisect_right(EDGES, gap_s)] += count
-        self.num += count
-        self.sum_ps += round(gap_s * PS) * count
+        self._counts[bisect_right(EDGES, gap_s)] += count
+        self._num += count
+        self._sum_ps += round(gap_s * PS) * count
 
     def add_each(self, gaps_s: Floats, count: int) -> None:
         """`add(gap, count)` for each of `gaps_s`."""
-        found, times = np.unique(np.searchsorted(EDGES, gaps_s, side="right"), return_counts=True)
-        for index, num in zip(found.tolist(), times.tolist(), strict=True):
-            self.counts[index] += num * count
-        self.num += len(gaps_s) * count
-        self.sum_ps += in_ps(gaps_s) * count
+        self._unsorted.append((gaps_s, count))
+        self._num_unsorted += len(gaps_s)
+        if self._num_unsorted >= MOST_UNSORTED:
+            self._sort()
+
+    @property
+    def num(self) -> int:
+        """How many gaps there were."""
+        self._sort()
+        return self._num
+
+    @property
+    def sum_ps(self) -> int:
+        """Their sum."""
+        self._sort()
+        return self._sum_ps
+
+    @property
+    def counts(self) -> list[int]:
+        """How many are in each bin: below EDGES[0], from there to EDGES[1], and so on."""
+        self._sort()
+        return self._counts
+
+    def _sort(self) -> None:
+        """Count what `add_each` was given: many at once, since each numpy call has its price."""
+        if not self._unsorted:
+            return
+        gaps_s = np.concatenate([gaps for gaps, _ in self._unsorted])
+        lengths = [len(gaps) for gaps, _ in self._unsorted]
+        times = [count for _, count in self._unsorted]
+        bins = np.searchsorted(_EDGES, gaps_s, side="right")
+        sums = np.bincount(bins, np.repeat(times, lengths), len(self._counts))
+        self._counts = [count + int(more) for count, more in zip(self._counts, sums.tolist(), strict=True)]
+        self._num += sum(map(mul, lengths, times))
+        starts = np.cumsum([0, *lengths[:-1]])
+        self._sum_ps += sum(map(mul, np.add.reduceat(_ps(gaps_s), starts).tolist(), times))
+        self._unsorted, self._num_unsorted = [], 0
 
     def percentile(self, share: float) -> float:
         """The gap that `share` (0 to 1) of all gaps do not exceed, to 1.2%; NaN without gaps."""
         if not self.num:
             return NEVER
-        upto, wanted = 0, share * self.num
-        for index, count in enumerate(self.counts):
+        upto, wanted = 0, share * self._num
+        for index, count in enumerate(self._counts):
             upto += count
             if count and upto >= wanted:
                 return EDGES[min(index, len(EDGES) - 1)]
@@ -133,7 +172,7 @@ class Steps:
         """So many steps of a lone rank, without a prefill, took so long each."""
         self.num_steps += len(step_s)
         self.num_leapt += len(step_s)
-        self.busy_ps += in_ps(step_s)
+        self.busy_ps += int(_ps(step_s).sum())
 
 
 PERCENTILES = (50, 90, 95, 99)

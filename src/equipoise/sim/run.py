@@ -77,7 +77,7 @@ class Simulation:
         self._content = Content(
             cache.page_size, self._workload.piece_len, fleet.max_model_len, prefix_cache=cache.prefix_cache
         )
-        self._front = Front(scenario.routing, fleet.workers, fleet.ranks, self._workload.piece_len, scenario.seed)
+        self.front = Front(scenario.routing, fleet.workers, fleet.ranks, self._workload.piece_len, scenario.seed)
         self._groups = [self._worker(number, leaps=leaps) for number in range(fleet.workers)]
         self._running: dict[int, tuple[SimRequest, Choice]] = {}
         self._busy: dict[tuple[int, int], int] = {}
@@ -97,11 +97,14 @@ class Simulation:
         events, clock = self._events, self._clock
         while events:
             time_s, call = events.pop()
-            if time_s > clock.now():
-                clock.advance(time_s - clock.now())
+            clock.move_to(time_s)
             call()
 
     # ---------------------------------------------------------------- the fleet
+
+    def schedulers(self) -> Iterator[Scheduler]:
+        """That of every rank, worker after worker."""
+        return (rank for groups in self._groups for group in groups for rank in group.ranks)
 
     def _worker(self, worker: int, *, leaps: bool) -> list[Group]:
         """The groups of a worker: one of all its ranks in lockstep, else one for each."""
@@ -114,19 +117,17 @@ class Simulation:
         return groups
 
     def _group(self, worker: int, first: int, size: int, *, leaps: bool) -> Group:
-        host = self._scenario.host
-
-        def on_end(rank: int, request: Request, now: float) -> None:
-            self._end(worker, first + rank, request, now)
+        host, fleet = self._scenario.host, self._scenario.fleet
 
         return Group(
+            worker * fleet.ranks + first,
             [self._scheduler() for _ in range(size)],
             self._cost,
             HostCost(host.step_us / 1e6, host.row_us / 1e6),
             self._events,
             self._requests,
             self._steps,
-            on_end,
+            self._end,
             leaps=leaps,
         )
 
@@ -166,7 +167,7 @@ class Simulation:
         index = self._requests.add(body, body.arrival_s)
         if self._scenario.routing.report_interval_s == 0:
             self._report()
-        choice = self._front.choose(body, index, now)
+        choice = self.front.choose(body, index, now)
         self._requests.worker[index], self._requests.rank[index] = choice.worker, choice.rank
         group, place = self._group_of(choice.worker, choice.rank)
         self._running[index] = (body, choice)
@@ -178,8 +179,9 @@ class Simulation:
         except RequestError:
             self._leave(index, 0, now)
 
-    def _end(self, worker: int, rank: int, request: Request, now: float) -> None:
-        self._leave(request.handle, self._requests.output_len[request.handle], now)
+    def _end(self, request: Request, now: float) -> None:
+        num_output = self._requests.output_len[request.handle] = request.stop_len - request.num_prompt
+        self._leave(request.handle, num_output, now)
         self._num_ended += 1
         if self.on_progress is not None:
             self.on_progress(self._num_ended, now)
@@ -187,7 +189,7 @@ class Simulation:
     def _leave(self, index: int, num_output: int, now: float) -> None:
         """A request has ended, or was refused: what it leads to comes now."""
         body, choice = self._running.pop(index)
-        self._front.ended(choice, body.prompt_len, num_output, now)
+        self.front.ended(choice, body.prompt_len, num_output, now)
         self._busy[choice.worker, choice.rank] -= 1
         following = self._workload.after(body, now)
         if following is not None:
@@ -216,9 +218,9 @@ class Simulation:
             if delay_s:
                 self._events.at(now + delay_s, Priority.REPORT, self._later(worker, rank, load, now))
             else:
-                self._front.report(worker, rank, load, now)
+                self.front.report(worker, rank, load, now)
             if not self._busy[worker, rank]:
                 del self._busy[worker, rank]
 
     def _later(self, worker: int, rank: int, load: LoadCounters, taken_at: float) -> Callable[[], None]:
-        return lambda: self._front.report(worker, rank, load, taken_at)
+        return lambda: self.front.report(worker, rank, load, taken_at)

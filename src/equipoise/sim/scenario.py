@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -18,7 +18,7 @@ from equipoise.config.checks import at_least, one_of, seconds, within
 from equipoise.config.files import read_table
 from equipoise.errors import ConfigError
 from equipoise.exec.cost_roofline import GPUS
-from equipoise.sim.workload.lengths import SHAPES, Shape
+from equipoise.sim.workload.lengths import Lengths, Shape
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 WorkloadKind = Literal["lengths", "file", "mix", "sessions"]
 CostKind = Literal["linear", "table", "roofline"]
+MOST = 1e9
+"""Of any price."""
 
 
 @dataclass(frozen=True)
@@ -106,11 +108,14 @@ class CostConfig:
         one_of("model", self.model, get_args(CostKind))
         one_of("gpu", self.gpu, tuple(GPUS))
         for name in ("step_ms", "prefill_token_ms", "prefill_pair_ns", "decode_row_ms", "kv_token_us", "overhead_ms"):
-            within(name.replace("_", "-"), getattr(self, name), 0, 1e9)
+            within(name.replace("_", "-"), getattr(self, name), 0, MOST)
+        within("eager-step-ms", self.eager_step_ms or 0.0, 0, MOST)
+        at_least("num-layers", self.num_layers, 1)
+        at_least("tp-size", self.tp_size, 1)
         if self.model == "table" and (self.tables is None or self.num_layers is None):
-            raise ConfigError("cost: a table needs tables and num-layers")
+            raise ConfigError("model: table needs tables and num-layers")
         if self.model == "roofline" and self.config is None:
-            raise ConfigError("cost: a roofline needs config, the model's config.json")
+            raise ConfigError("model: roofline needs config, the model's config.json")
 
 
 @dataclass(frozen=True)
@@ -124,8 +129,8 @@ class HostConfig:
     """Microseconds per request in the step."""
 
     def __post_init__(self) -> None:
-        within("step-us", self.step_us, 0, 1e9)
-        within("row-us", self.row_us, 0, 1e9)
+        within("step-us", self.step_us, 0, MOST)
+        within("row-us", self.row_us, 0, MOST)
 
 
 @dataclass(frozen=True)
@@ -148,7 +153,11 @@ class LengthsConfig:
     """Most tokens."""
 
     def __post_init__(self) -> None:
-        one_of("shape", self.shape, SHAPES)
+        self.lengths()
+
+    def lengths(self) -> Lengths:
+        """What draws them. Raises ConfigError when there is no such distribution."""
+        return Lengths(self.mean, self.spread, self.shape, self.least, self.most)
 
 
 @dataclass(frozen=True)
@@ -220,7 +229,7 @@ class WorkloadConfig:
         if self.kind == "sessions" and self.rate is None:
             raise ConfigError("rate: sessions need one, in sessions per second")
         if self.kind == "lengths" and (self.rate is None) == (self.concurrency is None):
-            raise ConfigError("workload: give either rate (an open loop) or concurrency (a closed one)")
+            raise ConfigError("rate: give either rate (an open loop) or concurrency (a closed one)")
 
 
 @dataclass(frozen=True)
@@ -257,6 +266,11 @@ class ObjectivesConfig:
     tpot_ms: float = 100.0
     """Most milliseconds per output token after the first."""
 
+    def __post_init__(self) -> None:
+        for name in ("ttft_ms", "tpot_ms"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name.replace('_', '-')}: {getattr(self, name)} must be more than 0")
+
 
 @dataclass(frozen=True)
 class Scenario:
@@ -281,7 +295,7 @@ class Scenario:
 
     def __post_init__(self) -> None:
         if self.cache.num_pages is None:
-            raise ConfigError("cache: num-pages must be given, there is no memory to measure")
+            raise ConfigError("cache.num-pages: it must be given, there is no memory to measure")
 
 
 DEFAULTS = Scenario()
@@ -296,28 +310,18 @@ def read_scenario(path: Path, overrides: Iterable[str] = ()) -> Scenario:
 
 def make_scenario(table: dict[str, Any], overrides: Iterable[str] = ()) -> Scenario:
     """The scenario of a table as a file holds it."""
-    merged = _merge(dataclasses.asdict(DEFAULTS), table, "") if table else dataclasses.asdict(DEFAULTS)
+    merged = _merge(dataclasses.asdict(DEFAULTS), table, "")
     if "workload" in table:  # the default's own loop is no part of another workload
         merged["workload"] = table["workload"]
     for override in overrides:
         _override(merged, override)
-    _check_keys(merged, Scenario, "")
-    return _convert(merged)
+    return _section(merged, Scenario, "")
 
 
 def as_table(scenario: Scenario) -> dict[str, Any]:
     """The scenario with every default filled in, as a file would hold it."""
     table: dict[str, Any] = msgspec.to_builtins(dataclasses.asdict(scenario))
     return table
-
-
-def _convert(table: dict[str, Any]) -> Scenario:
-    try:
-        return msgspec.convert(table, Scenario)
-    except msgspec.ValidationError as error:
-        text, _, where = str(error).partition(" - at `$")
-        place = where.rstrip("`").lstrip(".") or "scenario"
-        raise ConfigError(f"{place}: {text.replace('`', '')}") from None
 
 
 def _merge(under: dict[str, Any], over: dict[str, Any], where: str) -> dict[str, Any]:
@@ -357,15 +361,36 @@ def _value(text: str) -> Any:
         return text
 
 
-def _check_keys(table: dict[str, Any], section: Any, where: str) -> None:
-    """Raise ConfigError on a key that is no setting: a typo must not pass for one."""
+_Section = TypeVar("_Section")
+
+
+def _section(table: Any, section: type[_Section], where: str) -> _Section:
+    """`table` as the settings of `section`, at `where`, "fleet.". Raises ConfigError that names the setting: on a key
+    that is none too, since a typo must not pass for one."""
+    if not isinstance(table, dict):
+        raise ConfigError(f"{where.rstrip('.')}: {table!r} must be a table of settings")
     hints = get_type_hints(section)
+    found = {}
     for key, value in table.items():
         name = key.replace("-", "_")
         if name not in hints:
             near = difflib.get_close_matches(name, sorted(hints), 1)
             hint = f", did you mean {where}{near[0]}?" if near else f": there are {', '.join(hints)}"
             raise ConfigError(f"{where}{key} is not a setting{hint}")
-        inner = hints[name]
-        if isinstance(value, dict) and get_origin(inner) is None and dataclasses.is_dataclass(inner):
-            _check_keys(value, inner, f"{where}{key}.")
+        is_section = isinstance(hints[name], type) and dataclasses.is_dataclass(hints[name])
+        convert = _section if is_section else _setting
+        found[name] = convert(value, hints[name], f"{where}{key}{'.' * is_section}")
+    try:
+        return section(**found)
+    except ConfigError as error:
+        raise ConfigError(f"{where}{error}") from None
+
+
+def _setting(value: Any, hint: Any, where: str) -> Any:
+    choices = next((get_args(each) for each in (hint, *get_args(hint)) if get_origin(each) is Literal), ())
+    if choices and isinstance(value, str) and value not in choices:
+        raise ConfigError(f"{where}: {value!r} must be one of {', '.join(choices)}")
+    try:
+        return msgspec.convert(value, hint)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{where}: {str(error).replace('`', '')}, it is {value!r}") from None

@@ -11,7 +11,7 @@ from equipoise.errors import ConfigError
 from equipoise.sim.workload.arrivals import gamma
 from equipoise.sim.workload.closed import ClosedLoop
 from equipoise.sim.workload.files import MOONCAKE_PIECE_LEN, Columns, read_requests
-from equipoise.sim.workload.lengths import Lengths, pairs
+from equipoise.sim.workload.lengths import pairs
 from equipoise.sim.workload.request import OpenLoop, SimRequest
 from equipoise.sim.workload.servegen import mix, read_mix
 from equipoise.sim.workload.sessions import Sessions, Talk
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from equipoise.sim.scenario import LengthsConfig, WorkloadConfig
+    from equipoise.sim.scenario import WorkloadConfig
     from equipoise.sim.workload.request import Workload
 
 DRAWN = 1000
@@ -52,24 +52,20 @@ def _bodies(config: WorkloadConfig, seed: int, folder: Path) -> Iterator[SimRequ
 
 
 def _drawn(config: WorkloadConfig, seed: int) -> Iterator[SimRequest]:
-    lengths = pairs(_lengths(config.prompt), _lengths(config.output), np.random.default_rng((seed, 0)))
+    lengths = pairs(config.prompt.lengths(), config.output.lengths(), np.random.default_rng((seed, 0)))
     if config.rate is None:
         return (SimRequest(0.0, *pair) for pair in lengths)
     arrivals = gamma(config.rate, config.cv, np.random.default_rng((seed, 1)))
     return (SimRequest(arrival_s, *pair) for arrival_s, pair in zip(arrivals, lengths, strict=False))
 
 
-def _lengths(config: LengthsConfig) -> Lengths:
-    return Lengths(config.mean, config.spread, config.shape, config.least, config.most)
-
-
 def _talk(config: WorkloadConfig) -> Talk:
     if config.concurrency is not None:
         raise ConfigError("concurrency: sessions come at a rate, each waits for its own answers")
     return Talk(
-        num_turns=_lengths(config.turns),
-        question=_lengths(config.prompt),
-        answer=_lengths(config.output),
+        num_turns=config.turns.lengths(),
+        question=config.prompt.lengths(),
+        answer=config.output.lengths(),
         think_s=config.think_s,
         shared_len=config.shared_len,
     )
