@@ -117,6 +117,7 @@ class Worker(Process):
     """A test worker. `url` is known once `wait_ready` returned."""
 
     port: int = 0
+    role: str = "mixed"
 
     @property
     def url(self) -> str:
@@ -208,7 +209,7 @@ class Gateway(Process):
 
     def add(self, worker: Worker) -> None:
         """Take in a worker."""
-        post(f"{self.url}/workers", {"url": worker.url})
+        post(f"{self.url}/workers", {"url": worker.url, "role": worker.role})
 
     def drain(self, worker: Worker) -> None:
         """Give a worker no more requests; it is removed when it is idle."""
@@ -271,6 +272,18 @@ class Fleet:
         """An SGLang-like worker, not waited for."""
         return self._worker("sglang_like", flags)
 
+    def prefill(self, *flags: str) -> Worker:
+        """An SGLang-like prefill worker whose bootstrap port stays, not waited for."""
+        worker = self.sglang("--role", "prefill", "--bootstrap-port", str(free_port()), *flags)
+        worker.role = "prefill"
+        return worker
+
+    def decode(self, *flags: str) -> Worker:
+        """An SGLang-like decode worker, not waited for."""
+        worker = self.sglang("--role", "decode", *flags)
+        worker.role = "decode"
+        return worker
+
     def vllm(self, *flags: str) -> Worker:
         """A vLLM-like worker, not waited for."""
         return self._worker("vllm_like", flags)
@@ -296,5 +309,6 @@ class Fleet:
 
     def before(self, workers: list[Worker], *flags: str) -> Gateway:
         """A gateway before these workers, all ready."""
-        urls = [part for worker in workers for part in ("--worker", worker.wait_ready().url)]
+        names = {"mixed": "--worker", "prefill": "--prefill", "decode": "--decode"}
+        urls = [part for worker in workers for part in (names[worker.role], worker.wait_ready().url)]
         return self.gateway(*urls, *flags)

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import os
 import random
+import sys
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -103,8 +104,8 @@ async def one_request(session: Session, number: int, draw: random.Random, tally:
 class Chaos:
     """Trouble of every kind, one after the other, seeded."""
 
-    def __init__(self, fleet: Fleet, gateway: Gateway, workers: list[Worker], seed: int) -> None:
-        self._fleet = fleet
+    def __init__(self, make: Callable[[], Worker], gateway: Gateway, workers: list[Worker], seed: int) -> None:
+        self._make = make
         self._gateway = gateway
         self._workers = workers
         self._random = random.Random(seed)
@@ -165,7 +166,7 @@ class Chaos:
     async def _join(self, worker: Worker) -> None:
         """A worker that nobody named before, and that is slow to come."""
         if len(self._workers) < MAX_WORKERS:
-            new = await asyncio.to_thread(self._fleet.sglang(*FLAGS, "--ready-after-s", "0.5").wait_ready)
+            new = await asyncio.to_thread(self._make().wait_ready)
             await asyncio.to_thread(self._gateway.add, new)
             self._workers.append(new)
 
@@ -191,26 +192,43 @@ def at_rest(gateway: Gateway) -> bool:
     return all(gateway.metric(f"equipoise_gateway_{name}") == 0 for name in names)
 
 
+def run_chaos(make: Callable[[], Worker], gateway: Gateway, workers: list[Worker]) -> None:
+    """NUM_STREAMS requests amid trouble; `make` starts a worker that may join. Raises AssertionError for any request
+    that ended otherwise than it may, and for what is left over."""
+    tally = Tally()
+
+    async def run() -> Chaos:
+        chaos = Chaos(make, gateway, workers, seed=5)
+        trouble = asyncio.create_task(chaos.run())
+        await run_streams(gateway.port, NUM_STREAMS, tally)
+        trouble.cancel()
+        await asyncio.gather(trouble, return_exceptions=True)
+        return chaos
+
+    chaos = asyncio.run(run())
+    sys.stderr.write(f"{dict(tally.ends)} amid {dict(chaos.done)}\n")
+    assert not tally.wrong, (len(tally.wrong), tally.ends, tally.wrong[:5])
+    assert sum(tally.ends.values()) == NUM_STREAMS
+    assert tally.ends["whole"] > NUM_STREAMS // 2, tally.ends
+    assert len(chaos.done) >= 4, chaos.done
+    wait_for(lambda: at_rest(gateway), "all charges are given back", 30)
+    assert psutil.Process(gateway.pid).num_fds() < 8 * CONCURRENCY
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_every_request_ends_well_or_with_a_clear_error(tmp_path: Path) -> None:
     with Fleet(tmp_path) as fleet:
         workers = [fleet.sglang(*FLAGS) for _ in range(4)] + [fleet.vllm(*FLAGS) for _ in range(2)]
         gateway = fleet.before(workers, *LIMITS)
-        tally = Tally()
+        run_chaos(lambda: fleet.sglang(*FLAGS, "--ready-after-s", "0.5"), gateway, workers)
 
-        async def run() -> Chaos:
-            chaos = Chaos(fleet, gateway, workers, seed=5)
-            trouble = asyncio.create_task(chaos.run())
-            await run_streams(gateway.port, NUM_STREAMS, tally)
-            trouble.cancel()
-            await asyncio.gather(trouble, return_exceptions=True)
-            return chaos
 
-        chaos = asyncio.run(run())
-        assert not tally.wrong, (len(tally.wrong), tally.ends, tally.wrong[:5])
-        assert sum(tally.ends.values()) == NUM_STREAMS
-        assert tally.ends["whole"] > NUM_STREAMS // 2, tally.ends
-        assert len(chaos.done) >= 4, chaos.done
-        wait_for(lambda: at_rest(gateway), "all charges are given back", 30)
-        assert psutil.Process(gateway.pid).num_fds() < 8 * CONCURRENCY
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_pairs_of_prefill_and_decode_workers(tmp_path: Path) -> None:
+    flags = (*FLAGS, "--prefill-dp-size", "2")
+    with Fleet(tmp_path) as fleet:
+        workers = [fleet.prefill(*flags) for _ in range(3)] + [fleet.decode(*flags) for _ in range(3)]
+        gateway = fleet.before(workers, *LIMITS)
+        run_chaos(lambda: fleet.prefill(*flags, "--ready-after-s", "0.5"), gateway, workers)
