@@ -363,6 +363,25 @@ def test_a_kept_connection_that_the_worker_closed_is_replaced_once(is_reset: boo
     asyncio.run(run())
 
 
+def test_a_request_that_goes_once_is_not_sent_again() -> None:
+    async def script(worker: ScriptedWorker, peer: Peer) -> None:
+        await worker.take(peer)
+        peer.send(OK)
+        await worker.take(peer)
+
+    async def run() -> None:
+        async with bench(ScriptedWorker(script)) as it:
+            await it.ask()
+            told = Told()
+            it.pool.start(Outgoing(b"POST", b"/x", [], b"{}", goes_once=True), told)
+            await told.wait()
+            assert told.failure is not None
+            assert told.failure[0] == "send"
+            assert len(it.worker.seen) == 2
+
+    asyncio.run(run())
+
+
 def test_a_request_is_not_sent_a_third_time() -> None:
     async def script(worker: ScriptedWorker, peer: Peer) -> None:
         await worker.take(peer)

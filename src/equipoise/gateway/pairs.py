@@ -188,6 +188,7 @@ def _headers(exchange: Exchange) -> list[Header]:
 
 
 def _outgoing(exchange: Exchange, headers: list[Header], fields: list[bytes]) -> Outgoing:
+    """Goes out once: a room is entered once, another try has another one."""
     request = exchange.request
     body = splice(request.body, b",".join(fields))
-    return Outgoing(request.method, request.target, headers, body, exchange.intake.is_stream)
+    return Outgoing(request.method, request.target, headers, body, exchange.intake.is_stream, goes_once=True)

@@ -27,16 +27,27 @@ class Outgoing:
     headers: end-to-end ones; the transport adds Host, the framing of the body, and nothing else
     body: whole; b"" for none
     is_stream: the client asked for an answer in pieces
+    goes_once: a worker that has seen it must not see it again, even where it closed the connection without a word
     """
 
-    __slots__ = ("body", "headers", "is_stream", "method", "path")
+    __slots__ = ("body", "goes_once", "headers", "is_stream", "method", "path")
 
-    def __init__(self, method: bytes, path: bytes, headers: list[Header], body: bytes, is_stream: bool = False) -> None:
+    def __init__(
+        self,
+        method: bytes,
+        path: bytes,
+        headers: list[Header],
+        body: bytes,
+        is_stream: bool = False,
+        *,
+        goes_once: bool = False,
+    ) -> None:
         self.method = method
         self.path = path
         self.headers = headers
         self.body = body
         self.is_stream = is_stream
+        self.goes_once = goes_once
 
 
 class Leg(Protocol):

@@ -157,7 +157,7 @@ class UpstreamConnection(asyncio.Protocol):
             return
         if self._is_begun:
             run.fail("worker", _CUT)
-        elif self._has_served and not run.is_resent:
+        elif self._has_served and not run.is_resent and not run.outgoing.goes_once:
             self._pool.resend(run)
         else:
             run.fail("send", f"the worker closed the connection before it answered{f' ({exc})' if exc else ''}")
