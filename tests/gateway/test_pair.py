@@ -231,10 +231,12 @@ def test_a_limit_of_time_names_leg_and_phase(is_prefilled: bool) -> None:
             stage.sweep_at(11.0)
             assert not prefill.is_live
             assert decode.is_aborted
-            role = "decode" if is_prefilled else "prefill"
-            assert client.error().startswith(f"{role} worker http://{role}-")
-            assert "first_token" in client.error()
-            assert outcomes(stage, role) == {"failed": 1}  # type: ignore[arg-type]
+            blamed = "decode worker http://decode-2:1 failed in phase first_token"
+            assert client.error().startswith(
+                blamed if is_prefilled else f"prefill worker http://prefill-0:1 or {blamed}"
+            )
+            assert outcomes(stage, "prefill") == {"ok" if is_prefilled else "unclear": 1}
+            assert outcomes(stage, "decode") == {"failed" if is_prefilled else "unclear": 1}
             assert client.answers()[0][0] == 504
 
     run()
@@ -308,6 +310,23 @@ async def test_the_breaker_hears_of_the_leg_that_failed() -> None:
         assert [worker.breaker.state for worker in stage.workers] == ["open", "closed"]
         client = stage.client()
         assert "no prefill worker" in client.error()
+
+
+@in_loop
+async def test_silence_opens_no_breaker_where_it_may_be_the_others_and_ejects_who_is_silent_most() -> None:
+    async with pair_stage(1, 3, limits=PlaneLimits(first_token_s=10.0)) as stage:
+        for _ in range(20):
+            for place in range(3):
+                stage.client()
+                prefill, decode = stage.legs()
+                if place == 0:
+                    stage.sweep_at(11.0)
+                else:
+                    prefill.answer()
+                    decode.answer()
+        assert {worker.breaker.state for worker in stage.workers} == {"closed"}
+        stage.fleet.tick(stage.loop.time() + 11.0)
+        assert [worker.record.ejected_until > 0 for worker in stage.workers] == [False, True, False, False]
 
 
 # Log-probabilities

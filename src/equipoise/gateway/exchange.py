@@ -22,6 +22,7 @@ from equipoise.route.prefix import prefix_keys
 
 if TYPE_CHECKING:
     from asyncio import TimerHandle
+    from collections.abc import Sequence
 
     from equipoise.errors import QueueFullError
     from equipoise.gateway.answer import AnswerWriter
@@ -197,10 +198,12 @@ class Exchange:
     def failed(self, phase: Phase, reason: str) -> None:
         """The try came to nothing."""
         now = self._plane.loop.time()
-        worker = self.worker = self._blamed()
-        error = failure(phase, reason, worker)
+        workers = self._blamed()
+        self.worker = workers[-1]
+        error = failure(phase, reason, workers)
         self.failed_phase = phase
-        self._plane.metrics.failed_tries[worker.url, phase] += 1
+        for worker in workers:
+            self._plane.metrics.failed_tries[worker.url, phase] += 1
         # a request that is long is not its worker's fault
         outcome: Outcome = "cancelled" if phase == "total" else "failed"
         if self.is_begun:
@@ -293,10 +296,11 @@ class Exchange:
             self.failed_phase = phase
             self._give_up(failure(phase, reason, self._blamed()), now)
 
-    def _blamed(self) -> Worker:
-        worker = self.worker if self._run is None else self._run.blamed()
-        assert worker is not None  # a try sets it
-        return worker
+    def _blamed(self) -> Sequence[Worker]:
+        if self._run is not None:
+            return self._run.blamed()
+        assert self.worker is not None  # a try sets it
+        return (self.worker,)
 
     # Trying again
 

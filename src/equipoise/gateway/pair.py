@@ -49,7 +49,7 @@ class PairTry:
     """A Try with two legs. It is the Leg of the decode worker itself; `_PrefillLeg` tells it of the other one.
 
     A leg's call is None once that leg is over. _answers: the route whose answer the client gets, decode's until the
-    prefill worker answers with an error. _blamed: the route that failed."""
+    prefill worker answers with an error. _blamed: the routes that failed, or that took too long."""
 
     __slots__ = (
         "_answers", "_blamed", "_decode", "_decode_call", "_is_finished", "_linger_until", "_merging", "_prefill",
@@ -74,7 +74,7 @@ class PairTry:
         self._started_at = now
         self._merging = merging
         self._answers = decode
-        self._blamed: Route | None = None
+        self._blamed: tuple[Route, ...] = ()
         self._is_finished = False
         self._linger_until = 0.0
         self._prefill_call: Call | None = None
@@ -95,12 +95,13 @@ class PairTry:
         """See Try."""
         return self._prefill.worker, self._decode.worker
 
-    def blamed(self) -> Worker:
-        """See Try. Of what takes too long: the prefill worker, while nothing has come and it has not ended."""
-        if self._blamed is None:
-            is_prefilling = not self._prefill.is_over and self.exchange.first_byte_at is None
-            self._blamed = self._prefill if is_prefilling else self._answers
-        return self._blamed.worker
+    def blamed(self) -> Sequence[Worker]:
+        """See Try. Each leg waits for the other one: which of them is silent cannot be told before one has spoken."""
+        if not self._blamed:
+            is_meeting = not self._prefill.is_over and self.exchange.first_byte_at is None
+            is_unclear = is_meeting and self._answers is self._decode
+            self._blamed = (self._prefill, self._decode) if is_unclear else (self._answers,)
+        return [route.worker for route in self._blamed]
 
     def abort(self) -> None:
         """See Try."""
@@ -122,16 +123,18 @@ class PairTry:
     def finish(self, outcome: Outcome, now: float, num_output: int | None, ttft_s: float | None) -> None:
         """See Try. The leg that neither answered nor failed was cancelled, unless it is over."""
         self._is_finished = True
-        told_of = self._blamed or self._answers
+        told_of = self._blamed or (self._answers,)
+        if len(told_of) > 1 and outcome == "failed":
+            outcome = "unclear"
         self._abort_decode()
-        is_decode = told_of is self._decode
-        self._leg_over(self._decode, outcome if is_decode else "cancelled", now, num_output, ttft_s)
-        if self._prefill_call is not None and is_decode and outcome == "ok":
+        decode_outcome: Outcome = outcome if self._decode in told_of else "cancelled"
+        self._leg_over(self._decode, decode_outcome, now, num_output, ttft_s)
+        if self._prefill_call is not None and decode_outcome == "ok":
             self._linger_until = now + MAX_LINGER_S
             self._shared.sweep.add(self, None)
             return
         self._abort_prefill()
-        self._prefill_over("cancelled" if is_decode else outcome, now)
+        self._prefill_over(outcome if self._prefill in told_of else "cancelled", now)
 
     # The Leg of the decode worker; body and flush are attributes
 
@@ -156,7 +159,7 @@ class PairTry:
 
     def failed(self, phase: Phase, reason: str) -> None:
         """See Leg."""
-        self._blamed = self._decode
+        self._blamed = (self._decode,)
         self._decode_call = None
         self._abort_prefill()
         self.exchange.failed(phase, reason)
@@ -211,7 +214,7 @@ class PairTry:
             self._shared.metrics.failed_tries[self._prefill.worker.url, phase] += 1
             self._prefill_over("failed", self._shared.clock())
             return
-        self._blamed = self._prefill
+        self._blamed = (self._prefill,)
         self._abort_decode()
         self.exchange.failed(phase, reason)
 

@@ -26,9 +26,10 @@ if TYPE_CHECKING:
     from equipoise.route.account import Charge, WorkerLoad
     from equipoise.route.policy import Ask, RankPolicy, WorkerPolicy
 
-Outcome = Literal["ok", "refused", "failed", "cancelled"]
+Outcome = Literal["ok", "refused", "failed", "unclear", "cancelled"]
 """How a try went. ok: answered in full; refused: 4xx, the request's own fault; failed: no connection, 5xx, an answer
-cut short, a time limit; cancelled: the client left or the gateway gave the try up."""
+cut short, a time limit; unclear: a time limit that a pair hit, maybe by the other worker's fault; cancelled: the client
+left or the gateway gave the try up."""
 
 UNKNOWN_GRACE_S = 900.0
 """A model that no known worker serves may be served by one that has not answered yet: for so many seconds after it
@@ -159,6 +160,9 @@ class Router:
             worker.record.failed()
             has_changed = worker.breaker.failed(route.epoch, now)
         else:
+            if outcome == "unclear":
+                # the silent worker fails more often than its peers; breakers of all that it was paired with would open
+                worker.record.failed()
             has_changed = worker.breaker.ended(route.epoch)
         if has_changed:
             self._fleet.changed(worker.breaker.next_change_at)

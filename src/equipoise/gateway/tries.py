@@ -27,8 +27,8 @@ class Try(Protocol):
     def workers(self) -> Sequence[Worker]:
         """Those that it was sent to."""
 
-    def blamed(self) -> Worker:
-        """The one that failed, or that takes too long."""
+    def blamed(self) -> Sequence[Worker]:
+        """Which of them failed, or takes too long; more than one where that cannot be told."""
 
     def abort(self) -> None:
         """End it at once; the exchange hears nothing more."""
@@ -78,10 +78,11 @@ class Held:
             self.is_whole = False
 
 
-def failure(phase: Phase, reason: str, worker: Worker) -> RequestError:
+def failure(phase: Phase, reason: str, workers: Sequence[Worker]) -> RequestError:
     """What the client is told of a try that failed: 504 for time limits, 503 where no connection came about, 502."""
-    role = "" if worker.role == "mixed" else f"{worker.role} "
-    message = f"{role}worker {worker.url} failed in phase {phase}: {reason}"
+    roles = ("" if worker.role == "mixed" else f"{worker.role} " for worker in workers)
+    names = " or ".join(f"{role}worker {worker.url}" for role, worker in zip(roles, workers, strict=True))
+    message = f"{names} failed in phase {phase}: {reason}"
     if phase in TIME_LIMITS:
         return WorkerTimeoutError(message)
     return UnavailableError(message) if phase == "connect" else WorkerFailedError(message)

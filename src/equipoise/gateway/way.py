@@ -62,9 +62,9 @@ class OneLegTry:
         """See Try."""
         return (self._route.worker,)
 
-    def blamed(self) -> Worker:
+    def blamed(self) -> Sequence[Worker]:
         """See Try."""
-        return self._route.worker
+        return self.workers
 
     def abort(self) -> None:
         """See Try."""

@@ -76,9 +76,7 @@ class Sglang:
     # ---- prefill and decode
 
     def _room_of(self, body: shapes.Body) -> int:
-        room = body.get("bootstrap_room")
-        if isinstance(room, list):
-            room = room[0] if room else None
+        room = _first(body.get("bootstrap_room"))
         if not isinstance(room, int):
             raise RefusedError(400, "Disaggregated request received without bootstrap room id")
         return room
@@ -95,7 +93,7 @@ class Sglang:
 
     async def _fetch(self, body: shapes.Body) -> None:
         room = self._room_of(body)
-        host, port = body.get("bootstrap_host"), body.get("bootstrap_port")
+        host, port = (_first(body.get(name)) for name in ("bootstrap_host", "bootstrap_port"))
         if not isinstance(host, str) or not isinstance(port, int):
             raise RefusedError(400, f"bootstrap_host and bootstrap_port are needed, got {host!r} and {port!r}")
         rank = body.get("disagg_prefill_dp_rank")
@@ -198,6 +196,11 @@ class Sglang:
                 (f"{spelling}gen_throughput", labels, 0.0),
             ]
         await answer.whole(200, gauges(rows), "text/plain; version=0.0.4; charset=utf-8")
+
+
+def _first(value: object) -> Any:
+    """The first of a batch's; the value itself of a single prompt."""
+    return value[0] if isinstance(value, list) and value else value
 
 
 async def main(flags: argparse.Namespace) -> None:
