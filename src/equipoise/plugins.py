@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -15,21 +17,32 @@ if TYPE_CHECKING:
 def find_factory(kind: str, name: str, group: str) -> Callable[..., object]:
     """The function or class that `name` means, not called yet: "module:attribute", or an entry point of `group`.
 
-    `kind` is what messages call such a thing. Raises ConfigError in one line."""
+    A module is looked for among the installed ones, then in the folder where the process was started. `kind` is what
+    messages call such a thing. Raises ConfigError in one line."""
     try:
         if ":" in name:
             module, _, attribute = name.partition(":")
+            _look_here_too()
             factory = getattr(import_module(module), attribute)
         else:
             factory = _entry_points(group)[name].load()
     except KeyError:
         known = ", ".join(plugin_names(group)) or "none"
         raise ConfigError(f"{kind}: {name!r} is neither module:function nor an installed {kind} ({known})") from None
-    except (ImportError, AttributeError, ValueError) as error:
+    except (ImportError, AttributeError, ValueError, OSError) as error:
         raise ConfigError(f"{kind}: {name!r} cannot be loaded: {error}") from None
     if not callable(factory):
         raise ConfigError(f"{kind}: {name!r} is not a function")
     return factory  # type: ignore[no-any-return]
+
+
+def _look_here_too() -> None:
+    """Let imports find what lies in the current folder: the `equipoise` command looks beside itself alone.
+
+    Last, so that no file there replaces an installed module."""
+    here = os.getcwd()
+    if here not in sys.path and "" not in sys.path:
+        sys.path.append(here)
 
 
 def plugin_names(group: str) -> list[str]:
