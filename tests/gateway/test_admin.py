@@ -329,6 +329,14 @@ def test_loads_are_shown_as_reported_and_as_believed() -> None:
 # Policies
 
 
+def test_options_of_a_policy_are_kept_when_another_policy_changes() -> None:
+    gateway = Gateway()
+    text = "prefix_tokens,load_weight=0.2"
+    assert gateway.ask("PUT", "/policies", {"policy": text})[0] == 200
+    answer = gateway.ask("PUT", "/policies", {"rank_policy": "none"})[1]
+    assert answer["mixed"] == {"policy": text, "rank_policy": "none"}
+
+
 def test_policies_are_exchanged_by_role() -> None:
     gateway = Gateway()
     join(gateway.fleet, "a")
@@ -352,6 +360,8 @@ def test_policies_are_exchanged_by_role() -> None:
         ({"policy": "os:system"}, "policy: 'os:system': a dotted path is for --policy", "policy"),
         ({"rank_policy": "os:system"}, "rank_policy: 'os:system': a dotted path is for --rank-policy", "rank_policy"),
         ({"policy": "random", "role": "x"}, "role: ", "role"),
+        ({"policy": "prefix_tokens,load_weight=0"}, "worker policy prefix_tokens: load_weight is 0", "policy"),
+        ({"policy": "os:system,a=1"}, "policy: 'os:system,a=1': a dotted path is for --policy", "policy"),
     ],
 )
 def test_wrong_policies_are_refused_and_change_nothing(body: object, message: str, field: str) -> None:

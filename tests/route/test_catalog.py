@@ -72,6 +72,8 @@ def test_no_package_replaces_a_built_in_policy():
         (f"{MODULE}:Zero", {}, "has no option 'seed'"),
         ("first", {"width": 4}, "worker policy first: has no option 'width', allowed are depth"),
         ("random", {"width": 4}, "allowed are none"),
+        ("first", {"depth": "x"}, "worker policy first: depth is 'x', it must be a number"),
+        ("first", {"depth": True}, "depth is True, it must be a number"),
         ("prefix_tokens", {"load_weight": 0}, "worker policy prefix_tokens: load_weight is 0, it must be above 0"),
         ("prefix_tokens", {"max_keys": 1}, "max_keys is 1"),
         ("cache_aware", {"max_load": 0.5}, "max_load is 0.5, it must be at least 1"),

@@ -101,7 +101,7 @@ QueueFlags = Annotated[QueueConfig, _section("Queue")]
 FrontFlags = Annotated[FrontConfig, _section("Gateway")]
 
 ConfigFile = Annotated[
-    Path | None, Parameter(help="TOML or YAML file with settings; flags and environment win over it.")
+    Path | None, Parameter(help="TOML, YAML or JSON file with settings; flags and environment win over it.")
 ]
 
 

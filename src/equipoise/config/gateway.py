@@ -64,10 +64,13 @@ class RoutingConfig:
     """Which worker and which of its ranks a request goes to."""
 
     policy: str = "prefix_tokens"
-    """Worker policy: its name, an entry point of equipoise.worker_policies, or "module:function"."""
+    """Worker policy: prefix_tokens, cache_aware, consistent_hashing, least_tokens, least_load, power_of_two,
+    round_robin, random, or your own (an entry point of equipoise.worker_policies, or "module:attribute"). Options
+    follow it: "prefix_tokens,load_weight=0.2"."""
 
     rank_policy: str = "minimum_tokens"
-    """Rank policy: minimum_tokens, round_robin, follow_room, none, or your own (equipoise.rank_policies)."""
+    """Rank policy: minimum_tokens, round_robin, follow_room, none, or your own (an entry point of
+    equipoise.rank_policies, or "module:attribute")."""
 
     prefill_policy: str | None = None
     """Worker policy among prefill workers; `policy` when not given."""

@@ -245,7 +245,7 @@ class Admin:
         if body.policy is None and body.rank_policy is None:
             raise InvalidValueError("policy: name a policy, a rank_policy or both", "policy", "missing_parameter")
         for field, given in (("policy", body.policy), ("rank_policy", body.rank_policy)):
-            if given is not None and ":" in given:
+            if given is not None and ":" in given.partition(",")[0]:
                 raise InvalidValueError(f"{field}: {given!r}: a dotted path is for --{field.replace('_', '-')}", field)
         if body.role is not None and body.role not in WORKER_ROLES:
             raise InvalidValueError(f"role: {body.role!r} must be one of {', '.join(WORKER_ROLES)}", "role")

@@ -72,7 +72,13 @@ def call(what: str, factory: Callable[..., object], options: Mapping[str, object
         if option not in parameters and not takes_any:
             known = ", ".join(name for name in parameters if name != "seed") or "none"
             raise ConfigError(f"{what}: has no option {option!r}, allowed are {known}")
+        if option in parameters and _is_number(parameters[option].default) and not _is_number(options[option]):
+            raise ConfigError(f"{what}: {option} is {options[option]!r}, it must be a number")
     try:
         return factory(**options)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{what}: {error}") from None
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
