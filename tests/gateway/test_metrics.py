@@ -10,10 +10,13 @@ from tests.gateway.pure_fleet import empty_fleet, join, router_of
 
 from equipoise import __version__
 from equipoise.gateway.metrics import MAX_FORMER_WORKERS, MAX_MODELS, OTHER_MODELS, PREFIX, GatewayMetrics
+from equipoise.gateway.workers_file import WorkersFile
 from equipoise.route.account import RankReport
 from equipoise.route.policy import Ask
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from equipoise.gateway.fleet import Fleet
 
 
@@ -145,3 +148,15 @@ def test_workers_are_shown_with_their_states() -> None:
     assert page.value("worker_breaker_opened_total", worker=worker.url) == 1
     assert page.value("worker_eligible", worker=worker.url) == 0
     assert page.value("worker_feed_broken", worker=worker.url) == 1
+
+
+def test_a_workers_file_that_is_wrong_is_told(tmp_path: Path) -> None:
+    file = WorkersFile(tmp_path / "w.toml")
+    metrics, fleet = GatewayMetrics(file), empty_fleet()
+    file.path.write_text("workers = ['a:1']")
+    file.read()
+    assert Scrape(metrics, fleet).value("workers_file_ok") == 1
+    file.path.write_text("workers = 3")
+    file.read()
+    assert Scrape(metrics, fleet).value("workers_file_ok") == 0
+    assert Scrape(GatewayMetrics(), fleet).labels("workers_file_ok", "") == []

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from equipoise.gateway.fleet import Fleet
     from equipoise.gateway.router import Outcome
     from equipoise.gateway.transport import Phase
+    from equipoise.gateway.workers_file import WorkersFile
     from equipoise.obs.page import Labels
 
 PREFIX = "equipoise_gateway_"
@@ -48,9 +49,12 @@ class ModelMetrics:
 
 
 class GatewayMetrics:
-    """All counters. Who counts adds to the attributes, or calls a method where several belong together."""
+    """All counters. Who counts adds to the attributes, or calls a method where several belong together.
 
-    def __init__(self) -> None:
+    `workers_file` is shown as it is when the page is made; None where there is none."""
+
+    def __init__(self, workers_file: WorkersFile | None = None) -> None:
+        self._workers_file = workers_file
         self.started_at = time.time()
         self.requests: defaultdict[tuple[str, str, int], int] = defaultdict(int)
         """By route, URL of the worker that answered ("" for the gateway itself) and status."""
@@ -103,6 +107,9 @@ class GatewayMetrics:
         self._requests(page)
         self._latencies(page)
         fleet_families(page, PREFIX, fleet, now)
+        if self._workers_file is not None:
+            is_taken = int(self._workers_file.error is None)
+            page.value(f"{PREFIX}workers_file_ok", "gauge", "0 while the workers' file is wrong or gone", is_taken)
         self._process(page)
         return page.text()
 

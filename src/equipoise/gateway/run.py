@@ -95,7 +95,7 @@ class Gateway:
             sweep = Sweep()
             fleet, router = self._fleet(sweep)
             watch = self._watch(fleet)
-            metrics = GatewayMetrics()
+            metrics = GatewayMetrics(self._workers_file)
             clock = asyncio.get_running_loop().time
             probes = Probes(fleet, router, metrics, clock)
             admin = Admin(self._config, fleet, router, clock)

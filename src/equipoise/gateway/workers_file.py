@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from equipoise.config.files import read_table
-from equipoise.config.worker import WorkerSpec
+from equipoise.config.worker import WORKER_KINDS, WORKER_ROLES, WorkerSpec
 from equipoise.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -57,6 +57,9 @@ def _spec(entry: Any, where: str) -> WorkerSpec:
     unknown = sorted(str(key) for key in entry if key not in KEYS)
     if unknown:
         raise ConfigError(f"{where}: {unknown[0]!r} is not known, only {', '.join(sorted(KEYS))}")
+    for key, allowed in (("role", WORKER_ROLES), ("kind", WORKER_KINDS)):
+        if key in entry and entry[key] not in allowed:
+            raise ConfigError(f"{where}: {key}: {entry[key]!r} must be one of {', '.join(allowed)}")
     try:
         return msgspec.convert(entry, WorkerSpec)
     except (msgspec.ValidationError, ConfigError) as error:
