@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.gateway.pair_kit import EVENT, JSON, SSE, FakeCall, PairStage, pair_stage
+from tests.gateway.plane_kit import post
 from tests.gateway.scripted import in_loop
 
 from equipoise.gateway.pair import MAX_LINGER_S
@@ -180,6 +181,22 @@ def test_a_stream_under_way_is_cut_and_says_why(place: int, role: Role) -> None:
     run()
 
 
+@pytest.mark.parametrize("place", [0, 1])
+def test_both_workers_of_a_pair_that_failed_are_avoided(place: int) -> None:
+    @in_loop
+    async def run() -> None:
+        async with pair_stage(worker_policy="consistent_hashing") as stage:
+            for _ in range(3):  # one session's requests go to the same workers
+                stage.client(None, "/v1/chat/completions", "X-Session-Id: a")
+                stage.legs()[place].fail()
+                await stage.settle()
+                for leg in stage.legs():
+                    leg.answer()
+            assert [len(transport.calls) for transport in stage.transports] == [3, 3, 3, 3]
+
+    run()
+
+
 @in_loop
 async def test_an_error_of_the_prefill_worker_under_way_cuts_too() -> None:
     async with pair_stage() as stage:
@@ -288,6 +305,31 @@ def test_a_prefill_leg_may_end_after_the_answer(how: str) -> None:
 
 
 @in_loop
+async def test_a_late_prefill_leg_says_nothing_to_the_next_answer() -> None:
+    async with pair_stage() as stage:
+        client = stage.client()
+        late, decode = stage.legs()
+        decode.answer(200, b"first")
+        client.ask(post(b'{"model":"m"}'))
+        late.head(500)
+        prefill, decode = stage.legs()
+        prefill.answer()
+        decode.answer(200, b"second")
+        assert client.answers() == [(200, b"first"), (200, b"second")]
+
+
+@in_loop
+async def test_an_answer_that_was_given_up_is_not_counted() -> None:
+    async with pair_stage() as stage:
+        client = stage.client(STREAM)
+        prefill, decode = stage.legs()
+        decode.head(200, SSE)
+        prefill.answer(500)
+        client.leave()  # before the next try
+        assert not stage.metrics.requests
+
+
+@in_loop
 async def test_back_pressure_holds_the_decode_leg_alone() -> None:
     async with pair_stage() as stage:
         client = stage.client(STREAM)
@@ -376,6 +418,19 @@ def test_logprobs_are_merged_into_each_event(prefill_after: int) -> None:
             assert events[2:] == [b"[DONE]", b""]
 
     run()
+
+
+@in_loop
+async def test_events_that_were_held_go_out_at_once() -> None:
+    async with pair_stage() as stage:
+        client = stage.client({**LOGPROBS, "stream": True}, "/generate")
+        prefill, decode = stage.legs()
+        decode.head(200, SSE)
+        decode.body(b"data: " + generated("[2]") + b"\n\n")
+        assert client.sent == b""
+        prefill.answer(200, generated("[1]"))
+        assert b'"input_token_logprobs":[[1],[2]]' in client.sent
+        decode.end()
 
 
 @in_loop

@@ -10,6 +10,7 @@ from tests.gateway.pair_kit import PairStage, pair_stage
 from tests.gateway.scripted import in_loop
 
 CHAT = "/v1/chat/completions"
+RANK = b"x-data-parallel-rank"
 
 
 def told(stage: PairStage, **more: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -119,6 +120,12 @@ async def test_ranks_that_the_client_names_are_respected() -> None:
         legs = stage.legs()
         assert [leg.rank for leg in legs] == [b"1", b"1"]
         assert all("routed_dp_rank" not in leg.fields for leg in legs)
+        for leg in legs:
+            leg.answer()
+        stage.client({"model": "m", "disagg_prefill_dp_rank": 3}, CHAT, "X-Data-Parallel-Rank: 1")
+        legs = stage.legs()
+        named = [[value for name, value in leg.outgoing.headers if name.lower() == RANK] for leg in legs]
+        assert named == [[b"3"], [b"1"]]
         for leg in legs:
             leg.answer()
 

@@ -121,7 +121,7 @@ class PairTry:
             call.resume()
 
     def finish(self, outcome: Outcome, now: float, num_output: int | None, ttft_s: float | None) -> None:
-        """See Try. The leg that neither answered nor failed was cancelled, unless it is over."""
+        """See Try. The leg that neither answered nor failed is cancelled, unless it is over."""
         self._is_finished = True
         told_of = self._blamed or (self._answers,)
         if len(told_of) > 1 and outcome == "failed":
@@ -161,7 +161,6 @@ class PairTry:
         """See Leg."""
         self._blamed = (self._decode,)
         self._decode_call = None
-        self._abort_prefill()
         self.exchange.failed(phase, reason)
 
     def _merged_body(self, data: bytes) -> None:
@@ -215,7 +214,6 @@ class PairTry:
             self._prefill_over("failed", self._shared.clock())
             return
         self._blamed = (self._prefill,)
-        self._abort_decode()
         self.exchange.failed(phase, reason)
 
     def check(self, now: float) -> None:
