@@ -15,7 +15,7 @@ def evicted():
 
 @pytest.fixture
 def pool(evicted):
-    return PagePool(4, on_evict=evicted.append)
+    return PagePool(4, on_evict=evicted.extend)
 
 
 def test_pages_are_given_out_all_or_nothing(pool):
@@ -106,12 +106,13 @@ def test_miscounting_is_an_error(pool):
 
 def test_check_sees_a_page_in_two_places(pool):
     (page,) = pool.take(1)
-    pool._free.append(page)
+    pool._freed.append(page)
     with pytest.raises(PageError, match="4 free \\+ 0 cached \\+ 1 owned of 4 pages"):
         pool.check()
 
 
 def test_check_sees_a_lost_page(pool):
-    pool._free.pop()
+    pool.give_back(pool.take(1)[0], keep=False)
+    pool._freed.pop()
     with pytest.raises(PageError, match="3 free"):
         pool.check()

@@ -71,8 +71,8 @@ def test_the_first_page_published_under_a_key_keeps_it():
 def test_a_forgotten_page_can_be_published_anew():
     index = PrefixIndex(4)
     index.publish(b"key", 1)
-    index.forget(1)
-    index.forget(1)
+    index.forget([1])
+    index.forget([1])
     assert not index.has_key(1)
     index.publish(b"key", 2)
     index.publish(b"other", 1)

@@ -106,7 +106,7 @@ class Runner:
             for request in seated
         ]
         owned = [(r.handle, r.place, [keys[page] for page in r.pages], r.num_published) for r in requests]
-        cached = [keys[page] for page in kv._pool._cached]
+        cached = [keys[page] for page in kv._pool.cached()]
         plans = [(plan.step, plan.decode_starts.tolist(), plan.sampled_at.tolist()) for plan in self._plans]
         return rows, owned, cached, kv.num_free, scheduler.load(), replace(scheduler.totals), plans
 

@@ -125,15 +125,20 @@ class PagedKV:
     def _publish(self, request: Request, num_full: int) -> None:
         """Let others find its pages up to `num_full`, whose keys are known."""
         keys, pages, first = request.page_keys, request.pages, request.num_published
-        for i in range(first, num_full):
-            if pages[i] not in self._private:
-                self._index.publish(keys[i], pages[i])
+        if num_full == first + 1 and not self._private:
+            self._index.publish(keys[first], pages[first])
+        elif not self._private:
+            self._index.publish_all(keys[first:num_full], pages[first:num_full])
+        else:
+            public = [i for i in range(first, num_full) if pages[i] not in self._private]
+            self._index.publish_all([keys[i] for i in public], [pages[i] for i in public])
         request.num_published = num_full
-        if self._memo is not None and self._memo.next_key in keys[first:num_full]:
+        next_key = None if self._memo is None else self._memo.next_key
+        if next_key is not None and self._index.knows(next_key):
             self._memo = None
 
     def release(self, request: Request) -> None:
-        self._pool.give_back_all(reversed(request.pages), self._index.has_key)
+        self._pool.give_back_all(reversed(request.pages), self._index.key_of)
         # One that others share was published before the flush, and nobody publishes it again.
         self._private.difference_update(request.pages)
         request.pages = []
@@ -156,10 +161,10 @@ class PagedKV:
         """Pages. The step must compute at least one token, or there would be no logits to draw from."""
         return (request.num_known - 1) // self.page_size
 
-    def _evict(self, page: int) -> None:
-        """A cached page goes to a new owner: nobody matches it any more."""
-        self._index.forget(page)
-        if self._memo is not None and page in self._memo.pages:
+    def _evict(self, pages: list[int]) -> None:
+        """Cached pages go to new owners: nobody matches them any more."""
+        self._index.forget(pages)
+        if self._memo is not None and not self._memo.pages.isdisjoint(pages):
             self._memo = None
 
 

@@ -7,9 +7,12 @@ from the request's salt, so tenants with different salts never share, and no col
 from __future__ import annotations
 
 from hashlib import sha256
+from itertools import islice
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
     from equipoise.request import Tokens
 
 BYTES_PER_TOKEN = 4
@@ -44,8 +47,8 @@ class PrefixIndex:
         """Pages of the longest run of known keys among the first `limit`."""
         pages = []
         page_of = self._page_of
-        for i in range(min(limit, len(keys))):
-            page = page_of.get(keys[i])
+        for key in islice(keys, limit):
+            page = page_of.get(key)
             if page is None:
                 break
             pages.append(page)
@@ -56,16 +59,34 @@ class PrefixIndex:
         if self._key_of[page] is None and self._page_of.setdefault(key, page) == page:
             self._key_of[page] = key
 
+    def publish_all(self, keys: Iterable[bytes], pages: Iterable[int]) -> None:
+        """`publish` each of `keys` and its page."""
+        page_of, key_of = self._page_of, self._key_of
+        for key, page in zip(keys, pages, strict=True):
+            if key_of[page] is None and page_of.setdefault(key, page) == page:
+                key_of[page] = key
+
+    def knows(self, key: bytes) -> bool:
+        """True when a page can be found by `key`."""
+        return key in self._page_of
+
+    @property
+    def key_of(self) -> Callable[[int], bytes | None]:
+        """Gives the key by which a page can be found; None when it cannot. Not to be kept: `clear` makes it void."""
+        return self._key_of.__getitem__
+
     def has_key(self, page: int) -> bool:
         """True when `page` can be found."""
         return self._key_of[page] is not None
 
-    def forget(self, page: int) -> None:
-        """`page` is about to hold something else."""
-        key = self._key_of[page]
-        if key is not None:
-            del self._page_of[key]
-            self._key_of[page] = None
+    def forget(self, pages: Iterable[int]) -> None:
+        """`pages` are about to hold something else."""
+        page_of, key_of = self._page_of, self._key_of
+        for page in pages:
+            key = key_of[page]
+            if key is not None:
+                del page_of[key]
+                key_of[page] = None
 
     def clear(self) -> None:
         """Forget every page."""

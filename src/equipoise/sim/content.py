@@ -7,7 +7,6 @@ nothing is hashed, and prompts of any length share one array of zeros.
 from __future__ import annotations
 
 from functools import cached_property
-from struct import Struct
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,8 +16,8 @@ from equipoise.request import Request, SamplingParams
 if TYPE_CHECKING:
     from equipoise.sim.workload.request import SimRequest
 
-_key = Struct("<Bqq").pack
 SHARED, OWN = 0, 1
+KEY_BYTES = 24
 
 
 class Content:
@@ -49,7 +48,14 @@ class Content:
         page_size, piece_len, pieces = self._page_size, self._piece_len, body.pieces
         num_pages = (body.prompt_len + body.output_len) // page_size
         num_shared = min(num_pages, len(pieces) * piece_len // page_size)
-        ends = range(page_size - 1, num_shared * page_size, page_size)
-        keys = [_key(SHARED, pieces[end // piece_len], page) for page, end in enumerate(ends)]
-        keys += [_key(OWN, index, page) for page in range(num_shared, num_pages)]
-        return keys
+        # (kind, id of the piece that the page ends in or of the request, page)
+        fields = np.empty((num_pages, 3), np.int64)
+        fields[:, 0] = OWN
+        fields[:, 1] = index
+        fields[:, 2] = np.arange(num_pages)
+        if num_shared:
+            fields[:num_shared, 0] = SHARED
+            ends = np.arange(page_size - 1, num_shared * page_size, page_size)
+            fields[:num_shared, 1] = np.array(pieces)[ends // piece_len]
+        packed = fields.tobytes()
+        return [packed[at : at + KEY_BYTES] for at in range(0, len(packed), KEY_BYTES)]

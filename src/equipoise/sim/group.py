@@ -247,7 +247,10 @@ class Group:
         host_s = self._host(num_rows)
         step_s = self._cost.shared_s(any_prefill=False) + self._cost.decode_s(num_rows, kv_tokens)
         if self._depth:
-            ends_s = np.array([now, *(step.ends_s for step in self._pending), *step_s])
+            ends_s = np.empty(n + 1 + self._depth)
+            ends_s[0] = now
+            ends_s[1 : 1 + self._depth] = [step.ends_s for step in self._pending]
+            ends_s[1 + self._depth :] = step_s
             np.add.accumulate(ends_s[self._depth :], out=ends_s[self._depth :])
             if host_s and (ends_s[self._depth : -1] < ends_s[: -1 - self._depth] + host_s).any():
                 return False  # the host holds up a step: their ends are no plain sum

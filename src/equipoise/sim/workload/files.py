@@ -169,4 +169,4 @@ def _pieces(where: str, row: Mapping[str, Any]) -> tuple[int, ...]:
     value = row[name]
     if not isinstance(value, list) or not all(isinstance(item, int) for item in value):
         raise ConfigError(f"{where}: {name}: {value!r} must be a list of whole numbers")
-    return tuple(value)
+    return tuple(map(hash, value))  # a whole number's is itself below 2**61, and one of 64 bits wherever it is larger
