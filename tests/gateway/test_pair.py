@@ -311,11 +311,13 @@ async def test_a_late_prefill_leg_says_nothing_to_the_next_answer() -> None:
         late, decode = stage.legs()
         decode.answer(200, b"first")
         client.ask(post(b'{"model":"m"}'))
+        prefill, decode = (stage.calls(role)[-1] for role in ("prefill", "decode"))
+        decode.head(200, SSE)  # waits for the first piece
         late.head(500)
-        prefill, decode = stage.legs()
         prefill.answer()
-        decode.answer(200, b"second")
-        assert client.answers() == [(200, b"first"), (200, b"second")]
+        decode.body(EVENT)
+        decode.end()
+        assert client.answers() == [(200, b"first"), (200, EVENT)]
 
 
 @in_loop
