@@ -116,3 +116,25 @@ def test_fields_are_put_in_and_all_else_stays(
     assert json.loads(spliced.decode("utf-8", "surrogatepass")) == expected
     assert spliced.startswith(body.rstrip()[:-1].rstrip())
     assert spliced.endswith(body[body.rindex(b"}") :])
+
+
+def test_fields_put_in_outrank_a_null() -> None:
+    assert json.loads(splice(b'{"rank":null, "a":1 } ', b'"rank":2')) == {"rank": 2, "a": 1}
+
+
+@pytest.mark.parametrize("name", ["bootstrap_host", "bootstrap_port", "bootstrap_room"])
+def test_a_body_may_say_where_its_legs_meet(name: str) -> None:
+    assert read_generation(b'{"%b":0}' % name.encode()).named_bootstrap == name
+    assert read_generation(b'{"%b":null}' % name.encode()).named_bootstrap is None
+
+
+@pytest.mark.parametrize(("value", "rank"), [(b"3", 3), (b"null", None), (b'"3"', None), (b"true", None)])
+def test_a_body_may_name_the_rank_that_prefills(value: bytes, rank: int | None) -> None:
+    assert read_generation(b'{"disagg_prefill_dp_rank":%b}' % value).named_prefill_rank == rank
+
+
+@pytest.mark.parametrize(
+    ("value", "is_asked"), [(b"true", True), (b"false", False), (b"[false,true]", True), (b"[]", False), (b"1", False)]
+)
+def test_logprobs_are_asked_for_all_prompts_or_some(value: bytes, is_asked: bool) -> None:
+    assert read_generation(b'{"return_logprob":%b}' % value).return_logprob is is_asked

@@ -160,3 +160,12 @@ def test_a_workers_file_that_is_wrong_is_told(tmp_path: Path) -> None:
     file.read()
     assert Scrape(metrics, fleet).value("workers_file_ok") == 0
     assert Scrape(GatewayMetrics(), fleet).labels("workers_file_ok", "") == []
+
+
+def test_legs_of_pairs_are_counted_by_role_worker_and_outcome() -> None:
+    metrics = GatewayMetrics()
+    metrics.legs["prefill", "http://p:1", "ok"] += 2
+    metrics.legs["decode", "http://d:1", "cancelled"] += 1
+    scrape = Scrape(metrics, empty_fleet())
+    assert scrape.value("pair_legs_total", role="prefill", worker="http://p:1", outcome="ok") == 2
+    assert scrape.value("pair_legs_total", role="decode") == 1
