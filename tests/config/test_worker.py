@@ -42,6 +42,11 @@ def test_what_no_client_could_connect_to_is_refused(text: str) -> None:
         worker_url(text)
 
 
+def test_several_workers_in_one_text_are_refused() -> None:
+    with pytest.raises(ConfigError, match="worker: 'http://a:1,http://b:2': one URL is expected"):
+        worker_url("http://a:1,http://b:2")
+
+
 def test_a_prefill_worker_has_a_bootstrap_port() -> None:
     assert prefill_worker("a:1, 8998", "sglang") == WorkerSpec("http://a:1", "prefill", "sglang", 8998)
     assert prefill_worker("a:1").bootstrap_port is None

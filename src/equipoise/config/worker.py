@@ -52,6 +52,8 @@ def worker_url(text: str) -> str:
 
     Raises ConfigError when it is no such URL. Two texts that mean the same worker give the same URL."""
     given = text.strip()
+    if "," in given:
+        raise ConfigError(f"worker: {text!r}: one URL is expected, every worker is named by itself")
     try:
         parts = urlsplit(given if "://" in given else f"http://{given}")
         host, port = parts.hostname, parts.port
