@@ -168,6 +168,12 @@ def test_broken_json_says_where(sim_server: Server, raw: bytes, words: str) -> N
     assert "Traceback" not in sim_server.read_log()
 
 
+@pytest.mark.parametrize(("field", "instead"), [("max_token", ", did you mean max_tokens?"), ("zzz", "")])
+def test_an_unknown_field_is_told_the_nearest_one(sim_server: Server, field: str, instead: str) -> None:
+    message = post(sim_server, COMPLETIONS, {**TEXT, field: 1})[1]["error"]["message"]
+    assert message == f"{field}: this field is not known{instead}"
+
+
 @pytest.mark.parametrize("path", [COMPLETIONS, CHATS])
 def test_an_unknown_model_is_a_404_that_names_what_is_served(sim_server: Server, path: str) -> None:
     status, answer = post(sim_server, path, {**(CHAT if path == CHATS else TEXT), "model": "other"})

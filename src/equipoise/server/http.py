@@ -6,6 +6,7 @@ An error's body is OpenAI's: {"error": {"message", "type", "param", "code"}}.
 from __future__ import annotations
 
 import asyncio
+import difflib
 import re
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -162,7 +163,7 @@ def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
-        raise _field_error(str(error)) from None
+        raise _field_error(str(error), _fields_of(decoder.type)) from None
     except msgspec.DecodeError as error:
         raise InvalidValueError(
             f"the body is not valid JSON: {_where(str(error), body)}", code="invalid_json"
@@ -189,15 +190,35 @@ _AT = re.compile(r"^(?P<what>.*?)(?: - at (?:`key` in )?`\$\.?(?P<path>[^`]*)`)?
 _NAMED = re.compile(r"Object (?:contains unknown|missing required) field `([^`]*)`")
 
 
-def _field_error(message: str) -> InvalidValueError:
-    """msgspec's "Expected `int`, got `str` - at `$.a[0]`" as an error of field "a[0]"."""
+MAX_LISTED_FIELDS = 12
+"""Of a body with more, an unknown field is told the one that may have been meant."""
+
+
+def _fields_of(body_type: object) -> tuple[str, ...]:
+    """The fields of a body of that type, none when they are not fixed."""
+    if isinstance(body_type, type) and issubclass(body_type, msgspec.Struct):
+        return body_type.__struct_encode_fields__
+    return ()
+
+
+def _instead_of(field: str, known: tuple[str, ...]) -> str:
+    """What is allowed where `field` is not: all of `known` when they are few, else the nearest, if there is one."""
+    if 0 < len(known) <= MAX_LISTED_FIELDS:
+        return f", allowed are {', '.join(known)}"
+    near = difflib.get_close_matches(field, known, 1)
+    return f", did you mean {near[0]}?" if near else ""
+
+
+def _field_error(message: str, known: tuple[str, ...]) -> InvalidValueError:
+    """msgspec's "Expected `int`, got `str` - at `$.a[0]`" as an error of field "a[0]"; `known` are those of the top."""
     match = _AT.match(message)
     what, path = (match["what"], match["path"] or "") if match else (message, "")
     named = _NAMED.match(what)
     if named:
-        path = f"{path}.{named[1]}".lstrip(".")
         unknown = "unknown" in what
-        what = "this field is not known" if unknown else "this field is required"
+        instead = _instead_of(named[1], known) if unknown and not path else ""
+        path = f"{path}.{named[1]}".lstrip(".")
+        what = f"this field is not known{instead}" if unknown else "this field is required"
         return InvalidValueError(f"{path}: {what}", path, "unknown_parameter" if unknown else "missing_parameter")
     what = what[:1].lower() + what[1:].replace("`", "").replace(" | ", " or ")
     return InvalidValueError(f"{path}: {what}" if path else what, path or None, "invalid_type")
