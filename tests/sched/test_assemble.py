@@ -134,6 +134,16 @@ def test_prefill_alignment_waits_for_the_other_ranks_within_its_bounds(settings,
     assert with_a_peer(rig) == [("a", 4)]
 
 
+def test_cadence_counts_from_the_last_step_that_prefilled():
+    rig = Rig(prefill_interval=4)
+    rig.add("long", 4, max_tokens=100)
+    rig.steps(6)
+    rig.add("after a pause", 4, max_tokens=1)
+    assert ("after a pause", 4) in rig.step()
+    rig.add("close behind", 4, max_tokens=1)
+    assert [("close behind", 4) in rig.step() for _ in range(4)] == [False, False, False, True]
+
+
 @pytest.mark.parametrize("interval", [2, 3, 4, 8])
 @pytest.mark.parametrize("passes", [1, 2, 3, 7])
 def test_cadence_and_alignment_meet_in_a_bounded_number_of_steps(interval, passes):

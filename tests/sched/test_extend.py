@@ -15,6 +15,7 @@ MODULE = "rules_of_a_user"
 @pytest.fixture
 def module(tmp_path, monkeypatch):
     source = """
+from equipoise.errors import ConfigError
 from equipoise.sched.extend import Extension
 
 def closed(config, info):
@@ -22,6 +23,15 @@ def closed(config, info):
 
 def nothing(config, info):
     return None
+
+def takes_nothing():
+    return Extension()
+
+def refuses(config, info):
+    raise ConfigError("needs two ranks")
+
+def fails(config, info):
+    raise KeyError("two\\nlines")
 
 NUMBER = 3
 """
@@ -45,6 +55,9 @@ def test_a_rule_by_its_dotted_path_is_in_force():
         (f"{MODULE}:absent", "cannot be loaded: .*absent"),
         (f"{MODULE}:NUMBER", "is not a function"),
         (f"{MODULE}:nothing", "returned NoneType, it must return an Extension"),
+        (f"{MODULE}:takes_nothing", "failed: TypeError: takes_nothing"),
+        (f"{MODULE}:refuses", "refuses: needs two ranks"),
+        (f"{MODULE}:fails", "failed: KeyError: "),
         ("absent", "neither module:function nor"),
     ],
 )

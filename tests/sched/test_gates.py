@@ -32,18 +32,19 @@ def test_balance_closes_while_any_rank_is_full(running, margin, expected):
 
 
 @pytest.mark.parametrize(
-    ("step", "num_decoding", "has_backlog", "expected"),
+    ("since", "num_decoding", "has_backlog", "expected"),
     [
-        (0, 5, False, OPEN),
         (1, 5, False, 0),
         (3, 5, False, 0),
         (4, 5, False, OPEN),
+        (9, 5, False, OPEN),  # the last prefill is long ago
         (1, 0, False, OPEN),  # nobody decodes: nobody is delayed
         (1, 5, True, OPEN),  # saturated
     ],
 )
-def test_cadence_opens_every_nth_step(step, num_decoding, has_backlog, expected):
-    assert prefill_cadence(4)(make_view(step=step, num_decoding=num_decoding, has_backlog=has_backlog)) == expected
+def test_cadence_opens_n_steps_after_the_last_prefill(since, num_decoding, has_backlog, expected):
+    view = make_view(num_steps_since_prefill=since, num_decoding=num_decoding, has_backlog=has_backlog)
+    assert prefill_cadence(4)(view) == expected
 
 
 @pytest.mark.parametrize(("num_running", "expected"), [(0, OPEN), (4, OPEN), (5, 0), (8, 0)])

@@ -15,6 +15,7 @@ def make_view(*, num_running=0, num_waiting=0, ranks=None, **facts):
         "num_decoding": 0,
         "num_prefilling": 0,
         "num_free_seats": MAX_RUNNING - num_running,
+        "num_steps_since_prefill": 1,
         "has_backlog": False,
         **facts,
     }

@@ -141,6 +141,38 @@ def test_forced_tokens_stop_a_request():
     assert report_of(case).notes == []
 
 
+def test_drafts_are_for_the_next_plan_alone():
+    case = rows(
+        {"op": "sched", "scheduled": {"a": 4}},
+        {"op": "upd"},
+        {"op": "sched", "scheduled": {"a": 1}},
+        {"op": "upd"},
+        cfg={"spec": 2},
+        ops=[["add", "a", {"n": 4}], ["drafts", {"a": [7, 8]}], ["step"], ["step"]],
+    )
+    assert report_of(case).notes == []
+
+
+def test_no_more_drafts_are_accepted_than_there_were():
+    case = rows(
+        {"op": "sched", "scheduled": {"a": 4}},
+        {"op": "upd", "delivered": {"a": 1}},
+        {"op": "sched", "scheduled": {"a": 3}},
+        {"op": "upd", "delivered": {"a": 3}},
+        {"op": "sched", "scheduled": {"a": 1}},
+        {"op": "upd", "delivered": {"a": 1}},
+        cfg={"spec": 2},
+        ops=[
+            ["add", "a", {"n": 4}],
+            ["step"],
+            ["drafts", {"a": [7, 8]}],
+            ["step", {"accept": {"a": 9}}],
+            ["step", {"accept": {"a": 1}}],
+        ],
+    )
+    assert report_of(case).notes == []
+
+
 def test_prompts_of_equal_ranges_share_pages():
     prompt = [[1, 8], [2, 4]]
     case = rows(

@@ -102,7 +102,7 @@ class SchedulerConfig:
     """Chunks that are not a prompt's last end on a page boundary, and are charged by whole pages."""
 
     prefill_interval: int = 1
-    """While something decodes, prefill on every n-th step only, unless requests pile up; 1 on every step."""
+    """While something decodes, prefill n steps after the last prefill at the earliest, unless requests pile up."""
 
     admission_cap: int | None = None
     """Requests that may run at once, when fewer than the seats; no such cap when not given."""

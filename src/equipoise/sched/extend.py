@@ -61,7 +61,14 @@ ExtensionFactory = Callable[["SchedulerConfig", "ExecutorInfo"], Extension]
 
 def load_extension(name: str, config: SchedulerConfig, info: ExecutorInfo) -> Extension:
     """The extension called `name`: "module:function", or an entry point. Raises ConfigError in one line."""
-    extension = find_factory("rule", name, ENTRY_POINTS)(config, info)
+    factory = find_factory("rule", name, ENTRY_POINTS)
+    try:
+        extension = factory(config, info)
+    except ConfigError as error:
+        raise ConfigError(f"rule: {name}: {error}") from None
+    except Exception as error:  # the user's own code: the engine did not fail
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"rule: {name} failed: {type(error).__name__}: {reason}") from error
     if not isinstance(extension, Extension):
         raise ConfigError(f"rule: {name} returned {type(extension).__name__}, it must return an Extension")
     return extension

@@ -28,12 +28,13 @@ def balance(max_running: int, margin: int = 1) -> Gate:
 
 
 def prefill_cadence(interval: int) -> Gate:
-    """While something decodes, prefill (running chunks too) on every `interval`-th step only (vllm-project/vllm#44558).
+    """While something decodes, prefill (running chunks too) `interval` steps after the last step that did, at the
+    earliest (vllm-project/vllm#44558): decodes run undisturbed, and who comes after a long pause does not wait.
 
     Lifted when the last step that could admit left requests waiting: a saturated rank must not be held back."""
 
     def gate(view: StepView) -> int:
-        is_due = view.step % interval == 0
+        is_due = view.num_steps_since_prefill >= interval
         return OPEN if is_due or view.has_backlog or not view.num_decoding else 0
 
     return gate

@@ -37,6 +37,7 @@ class Planner:
 
     held_by: what kept the head of the queue from being admitted in the last plan, "" when nobody waits
     has_backlog: the last plan that could admit left requests waiting
+    last_prefill_step: the last step that computed a prompt, more than its last token
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Planner:
     ) -> None:
         self.held_by = ""
         self.has_backlog = False
+        self.last_prefill_step = 0
         self._no_victim_at: tuple[int, int] | None = None
         self._places = places
         self._columns = places.columns
@@ -86,6 +88,8 @@ class Planner:
                 allowed, closed_by = 0, PREEMPTED
             closed_by = self._plan_admissions(plan, limits, allowed) or closed_by
         self.held_by = closed_by if self._places.waiting else ""
+        if any([row.start < row.request.num_known - 1 for row in plan.prefills]):
+            self.last_prefill_step = plan.step
         for observer in self._rules.observers:
             observer(plan, view, self.held_by)
         return plan

@@ -36,8 +36,9 @@ class RankState:
 class StepView:
     """What rules may look at when a step is planned.
 
-    `num_running` holds a seat (decoding, prefilling or draining). `has_backlog`: the last step that could
-    admit left requests waiting. `ranks` has one entry per rank of the group, this one included."""
+    `num_running` holds a seat (decoding, prefilling or draining). `num_steps_since_prefill`: 1 right after a step
+    that computed a prompt, more than its last token. `has_backlog`: the last step that could admit left requests
+    waiting. `ranks` has one entry per rank of the group, this one included."""
 
     step: int
     now_s: float
@@ -46,6 +47,7 @@ class StepView:
     num_prefilling: int
     num_waiting: int
     num_free_seats: int
+    num_steps_since_prefill: int
     has_backlog: bool
     ranks: tuple[RankState, ...]
 

@@ -258,9 +258,8 @@ class Scheduler:
 
     def explain(self, request_id: str) -> list[Explanation]:
         """Why requests of that name wait: the rule that holds each back, and since when. Those that ended are gone."""
-        now_s = self._clock.now()
-        named = [request for request in self.requests() if request.request_id == request_id]
-        return [explain(request, self._places, self._hold, now_s) for request in named]
+        named = (request for request in self.requests() if request.request_id == request_id)
+        return [explain(request, self._places, self._hold, self._clock.now()) for request in named]
 
     def check(self) -> None:
         """Raise InvariantError unless pages, seats and ledger agree with a rescan. Slow: for tests and idle times."""
@@ -299,6 +298,7 @@ class Scheduler:
             num_prefilling=len(places.prefilling),
             num_waiting=places.ledger.num_waiting_reqs,
             num_free_seats=places.num_free_seats,
+            num_steps_since_prefill=self._step - self._planner.last_prefill_step,
             has_backlog=self._planner.has_backlog,
             ranks=ranks or (self.state(),),
         )

@@ -177,6 +177,7 @@ class Run:
         self._throttles = bool((options or {}).get("throttle"))
         # "Pause all" means that the engine does not call the scheduler.
         plan = self.scheduler.schedule() if self.scheduler.paused != "all" else _nothing(self.scheduler)
+        self.drafts.next.clear()  # of those who could not take them
         self._outstanding.append(plan)
         scheduled = {self._name_of_seat(plan, row): 1 for row in range(len(plan.decode_seats))}
         scheduled |= {row.request.request_id: row.n for row in plan.prefills}
@@ -259,7 +260,7 @@ class Run:
             self._next_token += 1
         first = plan.num_plain
         for row in plan.verifies:
-            num_accepted = accepted.get(row.request.request_id, 0)
+            num_accepted = min(accepted.get(row.request.request_id, 0), len(row.drafts))
             tokens[first : first + num_accepted] = row.drafts[:num_accepted]
             first += row.num_samples
         return np.array(tokens, np.int32)
