@@ -12,7 +12,11 @@ from equipoise.cli.gateway import gateway
 from equipoise.cli.help import TwoColumns
 from equipoise.cli.serve import serve
 from equipoise.cli.settings import check_environment, command_of_others, settings_sources
+from equipoise.cli.simulate import simulate
 from equipoise.errors import ConfigError, EquipoiseError
+
+WORDS = {"serve": "DIR", "simulate": "SCENARIO"}
+"""The words that are no flags, by command."""
 
 app = App(
     name="equipoise",
@@ -20,14 +24,15 @@ app = App(
     version=__version__,
     help_format="plaintext",
     help_formatter=TwoColumns(),
-    help_epilogue="Every flag may also come from the environment (EQUIPOISE_MAX_RUNNING=64) or from --config FILE "
-    "(TOML: max-running = 64, YAML: max-running: 64). Flags win over the environment, the environment wins over the "
-    "file. Exit codes: 0 stopped, 1 failed while running, 2 wrong settings or checkpoint.",
+    help_epilogue="Every flag of serve and gateway may also come from the environment (EQUIPOISE_MAX_RUNNING=64) or "
+    "from --config FILE (TOML: max-running = 64, YAML: max-running: 64). Flags win over the environment, the environment "
+    "wins over the file. Exit codes: 0 stopped, 1 failed while running, 2 wrong settings or checkpoint.",
     version_flags=["--version"],
     result_action="return_value",
 )
 app.command(serve)
 app.command(gateway)
+app.command(simulate)
 
 
 @app.command
@@ -45,8 +50,9 @@ def run(argv: list[str]) -> int:
         result = app(argv, exit_on_error=False, print_error=False)
     except UnusedCliTokensError as error:
         words = " ".join(error.unused_tokens or ())
-        only = "DIR is the only word, every other setting is a flag" if "serve" in argv else "every setting is a flag"
-        return _complain(f"{words}: not understood, {only}", EXIT_WRONG)
+        only = next((word for command, word in WORDS.items() if command in argv), None)
+        rest = "every setting is a flag" if only is None else f"{only} is the only word, every other setting is a flag"
+        return _complain(f"{words}: not understood, {rest}", EXIT_WRONG)
     except UnknownOptionError as error:
         message = command_of_others(error.token.keyword or error.token.value, argv) or " ".join(str(error).split())
         return _complain(message, EXIT_WRONG)

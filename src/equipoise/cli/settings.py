@@ -112,7 +112,7 @@ def settings_sources(argv: list[str]) -> tuple[Callable[..., Any], ...]:
     command = next((word for word in argv if word in SECTIONS), None)
     environment = Env(PREFIX, command=False, show=False)
     if command is None:
-        return (environment,)
+        return ()  # a scenario gives the same results whatever the environment
     _check_whole_numbers(argv, keys_of(command).whole)
     path = _config_path(argv)
     if path is None:

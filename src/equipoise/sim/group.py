@@ -59,9 +59,10 @@ class Step(NamedTuple):
 
 class Quiet(NamedTuple):
     """Steps that will be leapt over, all of the same `num_rows`: `ends_s`, (n + 1 + depth,), begins with the end of
-    the step before them; `step_s`, (n,), is what they cost."""
+    the step before them; `step_s`, (n,), is what they cost, `kv_tokens`, (n,), what they read."""
 
     num_rows: int
+    kv_tokens: NDArray[np.int64]
     step_s: NDArray[np.float64]
     ends_s: NDArray[np.float64]
 
@@ -78,7 +79,7 @@ class Quiet(NamedTuple):
 class Group:
     """`ranks` schedulers that step together. Calls `on_end(request, now)` for each request that ends.
 
-    `number`: of the group; of steps that end together those of the lowest land first."""
+    `number`: of its first rank among all; of steps that end together those of the lowest land first."""
 
     def __init__(
         self,
@@ -94,6 +95,7 @@ class Group:
         leaps: bool = True,
     ) -> None:
         self.ranks = ranks
+        self._number = number
         self._priority = Priority.LAND + number
         self._cost = cost
         self._host = host
@@ -182,6 +184,9 @@ class Group:
         self._steps.count(step_s, len(self.ranks), any_prefill=any_prefill)
         if len(self.ranks) > 1:
             self._attribute(loads, own_s)
+        if self._steps.log is not None:
+            for rank, load in loads:
+                self._steps.log.add(self._number + rank, self._free_at, step_s, load)
         for _, plan in plans:
             for request in plan.seated:
                 if request.num_preemptions == 0:
@@ -256,7 +261,7 @@ class Group:
                 return False  # the host holds up a step: their ends are no plain sum
         else:
             ends_s = self._ends_after_host(now, host_s, step_s)
-        self._quiet = Quiet(num_rows, step_s, ends_s)
+        self._quiet = Quiet(num_rows, kv_tokens, step_s, ends_s)
         self._turn += 1
         self._wake_at(float(ends_s[n]))
         return True
@@ -282,6 +287,9 @@ class Group:
         self._landed_at = float(ends_s[n])
         self._free_at = ahead[-1] if ahead else self._landed_at
         self._steps.count_leapt(quiet.step_s[:n])
+        if self._steps.log is not None:
+            planned_s = ends_s[1 + self._depth : 1 + self._depth + n]
+            self._steps.log.add_decodes(self._number, planned_s, quiet.step_s[:n], quiet.num_rows, quiet.kv_tokens[:n])
 
     # ---------------------------------------------------------------- sums
 

@@ -13,6 +13,7 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from equipoise.sim.step_log import StepLog
     from equipoise.sim.workload.request import SimRequest
 
     Floats = NDArray[np.floating[Any]]
@@ -147,9 +148,11 @@ class Steps:
     """Sums over the steps of all ranks.
 
     lost_s: rank-seconds that ranks of lockstep groups waited for their slowest, by what made it slow
+    log: of every step, if asked for
     """
 
-    def __init__(self) -> None:
+    def __init__(self, log: StepLog | None = None) -> None:
+        self.log = log
         self.num_steps = 0
         self.num_prefill_steps = 0
         self.num_leapt = 0

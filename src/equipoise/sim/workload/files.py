@@ -114,7 +114,7 @@ def _decoded(decoder: msgspec.json.Decoder[dict[str, Any]], line: bytes, where: 
 
 def _parquet_rows(path: Path) -> Iterator[Row]:
     try:
-        from pyarrow import parquet  # type: ignore[import-not-found,unused-ignore]
+        from pyarrow import parquet
     except ImportError:
         raise ConfigError(f"workload: {path}: Parquet needs pyarrow: install equipoise[sim]") from None
     number = 0

@@ -1,0 +1,168 @@
+"""`equipoise simulate`: a scenario on virtual time."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Group, Parameter
+
+from equipoise.cli import EXIT_OK
+from equipoise.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from equipoise.sim.run import Results
+    from equipoise.sim.scenario import Scenario
+
+_FIELDS = Group("Settings of the scenario, for short", sort_key=1)
+_RESULTS = Group("Results", sort_key=2)
+TOLD_EVERY = 64
+"""Requests between two moves of the progress bar."""
+
+
+def _field(path: str, text: str) -> Parameter:
+    return Parameter(group=_FIELDS, help=f"{text} ({path}).", negative="", show_default=False)
+
+
+def simulate(
+    file: Annotated[Path | None, Parameter(name="SCENARIO", help="YAML, TOML or JSON file.")] = None,
+    /,
+    *,
+    set_: Annotated[
+        list[str] | None,
+        Parameter(name="--set", help="Any setting, like fleet.ranks=8; may be repeated.", negative="", group=_FIELDS),
+    ] = None,
+    workers: Annotated[int | None, _field("fleet.workers", "Model servers")] = None,
+    ranks: Annotated[int | None, _field("fleet.ranks", "Ranks of each")] = None,
+    lockstep: Annotated[bool | None, _field("fleet.lockstep", "Ranks of a worker step together")] = None,
+    max_running: Annotated[int | None, _field("scheduler.max-running", "Seats of a rank")] = None,
+    num_pages: Annotated[int | None, _field("cache.num-pages", "KV pages of a rank")] = None,
+    trace: Annotated[Path | None, _field("workload.path", "CSV, JSONL or Parquet file of requests")] = None,
+    num_requests: Annotated[int | None, _field("workload.num-requests", "Most requests")] = None,
+    concurrency: Annotated[int | None, _field("workload.concurrency", "Closed loop: requests at any time")] = None,
+    rate: Annotated[float | None, _field("workload.rate", "Open loop: requests per second")] = None,
+    rate_scale: Annotated[float | None, _field("workload.rate-scale", "How many times as fast as recorded")] = None,
+    worker_policy: Annotated[str | None, _field("routing.worker-policy", "Who chooses the worker")] = None,
+    rank_policy: Annotated[str | None, _field("routing.rank-policy", "Who chooses the rank")] = None,
+    seed: Annotated[int | None, _field("seed", "Of all that is drawn")] = None,
+    json: Annotated[
+        bool,
+        Parameter(
+            group=_RESULTS, negative="", show_default=False, help="Print the summary as JSON instead of a table."
+        ),
+    ] = False,
+    out: Annotated[
+        Path | None,
+        Parameter(group=_RESULTS, help="Folder for summary.json, scenario.yaml and requests.parquet."),
+    ] = None,
+    steps: Annotated[
+        bool,
+        Parameter(
+            group=_RESULTS, negative="", show_default=False, help="Write steps.parquet too, a row per step and rank."
+        ),
+    ] = False,
+    example: Annotated[
+        str | None, Parameter(help="Print a scenario with comments to start from, and end; the word list names them.")
+    ] = None,
+) -> int:
+    """Run a scenario on virtual time: the engine's scheduler and the gateway's policies, without a model."""
+    if example is not None:
+        print(_example(example), end="")
+        return EXIT_OK
+    short = {
+        "fleet.workers": workers,
+        "fleet.ranks": ranks,
+        "fleet.lockstep": lockstep,
+        "scheduler.max_running": max_running,
+        "cache.num_pages": num_pages,
+        "workload.num_requests": num_requests,
+        "routing.worker_policy": worker_policy,
+        "routing.rank_policy": rank_policy,
+        "workload.rate_scale": rate_scale,
+        "seed": seed,
+    }
+    overrides = [f"{path}={value}" for path, value in short.items() if value is not None]
+    overrides += [*_load(concurrency, rate), *_trace(trace), *(set_ or ())]
+    _run(*_scenario(file, overrides), json=json, out=out, steps=steps)
+    return EXIT_OK
+
+
+def _load(concurrency: int | None, rate: float | None) -> Iterator[str]:
+    """A loop of one kind ends that of the other."""
+    if concurrency is not None and rate is not None:
+        raise ConfigError(f"rate: {rate} and concurrency: {concurrency}: a loop is open or closed, give one of them")
+    if concurrency is not None:
+        yield from (f"workload.concurrency={concurrency}", "workload.rate=null")
+    if rate is not None:
+        yield from (f"workload.rate={rate}", "workload.concurrency=null")
+
+
+def _trace(path: Path | None) -> Iterator[str]:
+    if path is not None:
+        yield f'workload.path="{path.expanduser().absolute()}"'
+
+
+def _scenario(file: Path | None, overrides: list[str]) -> tuple[Scenario, Path]:
+    """The scenario, and the folder that its paths are under."""
+    from equipoise.sim.scenario import make_scenario, read_scenario
+
+    if file is None:
+        if not overrides:
+            raise ConfigError("scenario: there is none: name a file, or see --example list")
+        return make_scenario({}, overrides), Path()
+    return read_scenario(file, overrides), file.parent
+
+
+def _run(scenario: Scenario, folder: Path, *, json: bool, out: Path | None, steps: bool) -> None:
+    from equipoise.sim.report.files import check_can_save, save, summary_json
+    from equipoise.sim.report.table import table
+
+    if steps and out is None:
+        raise ConfigError("steps: they are written to a folder, name it with --out")
+    if out is not None:
+        check_can_save(out)
+    results = _with_progress(scenario, folder, log_steps=steps)
+    if out is not None:
+        save(results, out)
+    print(summary_json(results).decode() if json else table(results), end="" if json else "\n")
+
+
+def _with_progress(scenario: Scenario, folder: Path, *, log_steps: bool) -> Results:
+    """Run it; on a terminal a bar on stderr tells how far it is."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from equipoise.sim.run import simulate
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    is_terminal = sys.stderr.isatty()
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not is_terminal) as progress:
+        task = progress.add_task(scenario.name, total=scenario.workload.num_requests)
+
+        def move(num_ended: int, now_s: float) -> None:
+            if num_ended % TOLD_EVERY == 0:
+                progress.update(task, completed=num_ended, description=f"{scenario.name}, second {now_s:,.0f}")
+
+        on_progress: Callable[[int, float], None] | None = move if is_terminal else None
+        return simulate(scenario, folder=folder, log_steps=log_steps, on_progress=on_progress)
+
+
+def _example(name: str) -> str:
+    """The example's text. Raises ConfigError when there is none of that name."""
+    from equipoise.sim import examples
+
+    folder = Path(next(iter(examples.__path__)))
+    known = {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+    if name == "list":
+        return "".join(f"{stem:<20}{_title(path)}\n" for stem, path in known.items())
+    if name not in known:
+        raise ConfigError(f"example: {name!r} is not known, there are {', '.join(known)}")
+    return known[name].read_text(encoding="utf-8")
+
+
+def _title(path: Path) -> str:
+    """The first line, a comment."""
+    return path.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")

@@ -1,0 +1,1 @@
+"""Scenarios to start from; see `equipoise simulate --example list`."""

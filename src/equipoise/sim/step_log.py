@@ -1,0 +1,54 @@
+"""A row for every step of every rank that ran in it."""
+
+from __future__ import annotations
+
+from array import array
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from equipoise.exec.cost import StepLoad
+
+INTEGERS = ("rank", "prefill_tokens", "decode_rows", "kv_tokens")
+FLOATS = ("ends_s", "step_s")
+
+
+class StepLog:
+    """Columns by step and rank: when the step ended, what it took, and what the rank computed in it.
+
+    Ranks are numbered over all workers. Those of a lockstep group that had nothing to compute have no row."""
+
+    def __init__(self) -> None:
+        self._columns: dict[str, array[Any]] = {name: array("q") for name in INTEGERS}
+        self._columns |= {name: array("d") for name in FLOATS}
+
+    def add(self, rank: int, ends_s: float, step_s: float, load: StepLoad) -> None:
+        """One step of `rank`."""
+        values = (rank, load.prefill_tokens, load.decode_rows, load.kv_tokens, ends_s, step_s)
+        for name, value in zip((*INTEGERS, *FLOATS), values, strict=True):
+            self._columns[name].append(value)
+
+    def add_decodes(
+        self,
+        rank: int,
+        ends_s: NDArray[np.float64],
+        step_s: NDArray[np.float64],
+        decode_rows: int,
+        kv_tokens: NDArray[np.int64],
+    ) -> None:
+        """(n,) steps of `rank` that decoded `decode_rows`."""
+        n = len(ends_s)
+        values = (np.full(n, rank), np.zeros(n, np.int64), np.full(n, decode_rows), kv_tokens, ends_s, step_s)
+        for name, column in zip((*INTEGERS, *FLOATS), values, strict=True):
+            self._columns[name].frombytes(np.ascontiguousarray(column).tobytes())
+
+    def columns(self, num_ranks: int) -> dict[str, NDArray[Any]]:
+        """All columns by name, in the order of the steps' ends; `worker` and `rank` of workers of `num_ranks`."""
+        columns = {name: np.array(column) for name, column in self._columns.items()}
+        order = np.lexsort((columns["rank"], columns["ends_s"]))
+        columns = {name: column[order] for name, column in columns.items()}
+        worker, rank = np.divmod(columns.pop("rank"), num_ranks)
+        return {"worker": worker, "rank": rank, **columns}
