@@ -25,8 +25,8 @@ app = App(
     help_format="plaintext",
     help_formatter=TwoColumns(),
     help_epilogue="Every flag of serve and gateway may also come from the environment (EQUIPOISE_MAX_RUNNING=64) or "
-    "from --config FILE (TOML: max-running = 64, YAML: max-running: 64). Flags win over the environment, the environment "
-    "wins over the file. Exit codes: 0 stopped, 1 failed while running, 2 wrong settings or checkpoint.",
+    "from --config FILE (TOML: max-running = 64, YAML: max-running: 64). Flags win over the environment, the "
+    "environment wins over the file. Exit codes: 0 stopped, 1 failed while running, 2 wrong settings or checkpoint.",
     version_flags=["--version"],
     result_action="return_value",
 )
