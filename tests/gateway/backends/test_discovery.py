@@ -149,6 +149,12 @@ async def test_vllm_with_gaps_among_its_engines_is_not_pinned() -> None:
 
 
 @in_loop
+async def test_vllm_with_more_engines_than_can_be_is_refused() -> None:
+    with pytest.raises(FetchError, match="too many to be true"):
+        await found_at(vllm(*range(5000)))
+
+
+@in_loop
 async def test_vllm_under_another_owner_is_known_by_its_metrics() -> None:
     assert (await found_at(vllm(0, owner="acme"))).kind == "vllm"
 
@@ -179,6 +185,7 @@ async def test_the_operators_word_is_taken() -> None:
         ("/server_info", Reply(b"", 503), "/server_info answered 503"),
         ("/server_info", Reply(b"<html>"), "not JSON"),
         ("/server_info", Reply(INFO | {"dp_size": 10**9}), "too many to be true"),
+        ("/server_info", Reply(OURS | {"dp_size": 10**15}), "too many to be true"),
     ],
 )
 @in_loop

@@ -133,6 +133,28 @@ sglang:num_used_tokens_by_pool{dp_rank="7"} 1.0
 """
 
 
+@pytest.mark.parametrize("digits", [30, 400, 5000])
+@pytest.mark.parametrize("entry", ["num_total_tokens", "num_running_reqs", "gen_throughput", "dp_rank", "timestamp"])
+def test_numbers_without_end_break_nothing(entry: str, digits: int) -> None:
+    body = encoded({"timestamp": 1000.5, "loads": [rank(0, 5), rank(1, 6) | {entry: 12345678}]})
+    try:
+        assert parse_loads(body.replace(b"12345678", b"9" * digits))[0].tokens == 5
+    except ReportError:
+        assert digits == 5000
+
+
+@pytest.mark.parametrize("sums", ["1e308", "1e300"])
+def test_a_mean_prompt_that_cannot_be_breaks_nothing(sums: str) -> None:
+    lines = ['sglang:num_used_tokens{dp_rank="0"} 1', 'sglang:num_queue_reqs{dp_rank="0"} 1']
+    lines += [f'sglang:prompt_tokens_total{{a="{number}"}} {sums}' for number in range(2)]
+    with pytest.raises(ReportError):
+        parse_sglang("\n".join(lines).encode())
+    lines = ['vllm:num_requests_running{engine="0"} 1', 'vllm:num_requests_waiting{engine="0"} 1']
+    lines += [f'vllm:request_prompt_tokens_sum{{a="{number}"}} {sums}' for number in range(2)]
+    with pytest.raises(ReportError):
+        parse_vllm("\n".join([*lines, "vllm:request_prompt_tokens_count 1"]).encode())
+
+
 @pytest.mark.parametrize("prefix", ["sglang:", "sglang_"])
 def test_gauges_of_sglang_in_both_spellings(prefix: str) -> None:
     assert parse_sglang(SGLANG.replace("sglang:", prefix).encode()) == [

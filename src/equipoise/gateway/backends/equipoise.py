@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from equipoise.config.worker import WORKER_ROLES
-from equipoise.gateway.backends.models import list_models
+from equipoise.gateway.backends.models import check_num_ranks, list_models
 from equipoise.gateway.backends.reports import GET_LOAD, LOADS, count
 from equipoise.gateway.backends.sglang import server_info
 from equipoise.gateway.worker import Found, rank_place
@@ -24,6 +24,7 @@ async def find(site: Site, models: Models | None = None) -> Found | None:
         return None
     models = models or await list_models(site)
     num_ranks = count(info["dp_size"]) or 1
+    check_num_ranks(num_ranks)
     return Found(
         "equipoise",
         models.names,

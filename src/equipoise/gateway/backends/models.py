@@ -1,4 +1,4 @@
-"""/v1/models, which every kind of server has."""
+"""What every kind of server has: /v1/models, and ranks."""
 
 from __future__ import annotations
 
@@ -11,6 +11,10 @@ from equipoise.gateway.fetch import FetchError
 
 if TYPE_CHECKING:
     from equipoise.gateway.fetch import Site
+
+
+MAX_RANKS = 4096
+"""Of one worker; more are too many to be true, and each takes memory and time."""
 
 
 class _Card(msgspec.Struct):
@@ -53,3 +57,9 @@ async def list_models(site: Site) -> Models:
     cards.sort(key=lambda pair: pair[0].parent is not None)
     owner = (cards[0][0].owned_by or "").lower() if cards else ""
     return Models(tuple(card.id for card, _ in cards), tuple(raw for _, raw in cards), owner)
+
+
+def check_num_ranks(num_ranks: int) -> None:
+    """Raises FetchError when a server says that it has more ranks than one can have."""
+    if num_ranks > MAX_RANKS:
+        raise FetchError(f"{num_ranks} ranks are too many to be true, at most {MAX_RANKS} are routed to")

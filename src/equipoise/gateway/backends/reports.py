@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -81,7 +80,7 @@ GET_LOAD = Feed("/get_load", "/get_load", parse_get_load)
 
 def count(value: object) -> int | None:
     """`value` as a count of things; None unless it is a number that can be one."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return int(value) if 0 <= value <= MAX_TOKENS else None
 
@@ -155,16 +154,16 @@ def _tokens(load: Mapping[str, Any]) -> int | None:
 
 def _unix_s(stamp: object) -> float | None:
     """A timestamp as unix seconds: a number, a number as text, or ISO 8601 (in UTC where it does not say)."""
-    if isinstance(stamp, int | float):
-        return float(stamp)
-    if not isinstance(stamp, str):
+    if not isinstance(stamp, int | float | str):
         return None
     try:
         return float(stamp)
+    except OverflowError:
+        return None
     except ValueError:
         pass
     try:
-        parsed = datetime.fromisoformat(stamp)
+        parsed = datetime.fromisoformat(str(stamp))
     except ValueError:
         return None
     return (parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)).timestamp()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from equipoise.gateway.backends.models import list_models
+from equipoise.gateway.backends.models import check_num_ranks, list_models
 from equipoise.gateway.backends.reports import GET_LOAD, LOADS, Feed, RankSample, ReportError, count, per_rank, total
 from equipoise.gateway.fetch import FetchError
 from equipoise.gateway.worker import Found, rank_place
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 INFO_PATHS = ("/server_info", "/get_server_info")
 RANK_FIELD = "routed_dp_rank"
 ROLES: dict[str, WorkerRole] = {"null": "mixed", "prefill": "prefill", "decode": "decode"}
-MAX_RANKS = 4096
 
 
 async def find(site: Site, models: Models | None = None) -> Found | None:
@@ -33,8 +32,7 @@ async def find(site: Site, models: Models | None = None) -> Found | None:
         return None
     models = models or await list_models(site)
     num_ranks = count(info.get("dp_size", 1)) or 1
-    if num_ranks > MAX_RANKS:
-        raise FetchError(f"dp_size: {num_ranks} ranks are too many to be true")
+    check_num_ranks(num_ranks)
     return Found(
         "sglang",
         models.names or _served_name(info),
@@ -83,14 +81,17 @@ def _samples(page: bytes, prefix: bytes, used: dict[int, float]) -> list[RankSam
         num_running = count(running.get(number, 0.0))
         if num_used is None or num_waiting is None or num_running is None:
             continue
+        all_tokens = count(num_used + num_waiting * max(0.0, mean_prompt))
+        if all_tokens is None:
+            continue
         found.append(
             RankSample(
                 number,
-                num_used + int(num_waiting * max(0.0, mean_prompt)),
+                all_tokens,
                 num_running,
                 num_waiting,
                 count(capacity.get(number)) or None,
-                throughput.get(number),
+                throughput.get(number) if count(throughput.get(number)) is not None else None,
             )
         )
     if not found:

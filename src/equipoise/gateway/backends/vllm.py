@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from equipoise.gateway.backends.metrics_text import samples
-from equipoise.gateway.backends.models import list_models
+from equipoise.gateway.backends.models import check_num_ranks, list_models
 from equipoise.gateway.backends.reports import Feed, RankSample, ReportError, count, number_of, per_rank, total
 from equipoise.gateway.fetch import FetchError
 from equipoise.gateway.worker import RANK_HEADER, Found, RankPlace, rank_place
@@ -48,6 +48,7 @@ async def find(site: Site, models: Models | None = None) -> Found | None:
     version = await site.get("/version")
     page = await site.get("/metrics")
     engines = sorted(per_rank(page.body, RUNNING, b"engine")) if page.is_ok else []
+    check_num_ranks(len(engines))
     if models.owner != "vllm" and not (version.is_ok and engines):
         return None
     places = await _places(site, engines, models)
@@ -109,10 +110,13 @@ def parse_metrics(page: bytes) -> list[RankSample]:
         if num_running is None or num_waiting is None or (share is not None and not 0.0 <= share <= 1.0):
             continue
         used = share * max_total if share is not None and max_total is not None else num_running * mean_request
+        tokens = count(used + num_waiting * mean_prompt)
+        if tokens is None:
+            continue
         found.append(
             RankSample(
                 number,
-                int(used + num_waiting * mean_prompt),
+                tokens,
                 num_running,
                 num_waiting,
                 max_total,
