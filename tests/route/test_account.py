@@ -82,6 +82,15 @@ def test_load_is_never_below_zero():
     assert rank.load() == rank.worker.load() == 0
 
 
+def test_what_went_never_hides_what_is_pending():
+    rank = account()
+    charge = rank.charge(100, 0, 0.0)
+    rank.report(report(tokens=40, taken_at=1.0))
+    charge.end(1.1, 10**12)  # as a wrong usage says
+    rank.charge(300, 50, 1.2)
+    assert rank.load() == rank.worker.load() == 350
+
+
 @pytest.mark.parametrize("taken_at", [1.0, 0.5])
 def test_the_same_report_again_and_an_older_one_change_nothing(taken_at):
     rank = account()
@@ -256,8 +265,8 @@ class Life(RuleBasedStateMachine):
             assert account.pending == sum(record[2] + record[3] for record in pending)
             assert account.num_pending == len(pending)
             assert account.gone == sum(record[5][1] for record in own if self.is_gone(rank, record))
-            believed = self.reported[rank] + account.pending - account.gone
-            assert account.load() == max(0, believed if self.has_feed[rank] else account.active)
+            believed = max(0, self.reported[rank] - account.gone) + account.pending
+            assert account.load() == (believed if self.has_feed[rank] else account.active)
 
     def includes(self, rank, record):
         return self.taken_at[rank] is not None and record[0].taken_at + REPORT_LAG_S <= self.taken_at[rank]

@@ -1,7 +1,7 @@
 """Believed load per (worker, rank), in tokens, between and across load reports.
 
-    load(rank) = reported + pending - gone      with a feed
-    load(rank) = active                         without: before the first report, or when the feed broke
+    load(rank) = max(reported - gone, 0) + pending      with a feed
+    load(rank) = active                                 without: before the first report, or when the feed broke
 
 Each routed request is charged at once, so a burst between two reports spreads. A report is true for a moment on
 the gateway's clock, `taken_at`: it includes the requests charged at least `REPORT_LAG_S` before, and no others.
@@ -242,9 +242,12 @@ class RankAccount:
         heapq.heappush(self._gone_heap, (charge.ended_at, self._sequence, num_tokens))
 
     def _refresh(self) -> None:
-        tokens = self.reported + self.pending - self.gone if self.has_feed else self.active
-        if tokens < 0:
-            tokens = 0
+        if self.has_feed:
+            seen = self.reported - self.gone
+            # what went cannot be more than what was there: a report or a usage that is wrong hides nothing pending
+            tokens = self.pending + seen if seen > 0 else self.pending
+        else:
+            tokens = self.active
         num_queued = self.num_waiting + self.num_pending if self.has_feed else self.num_active
         worker = self.worker
         if self.is_live:
