@@ -38,6 +38,13 @@ def test_other_paths_lead_nowhere(path: bytes) -> None:
         ROUTES.find(b"GET", path)
 
 
+@pytest.mark.parametrize("dots", [b"..", b"%2e%2E", b".%2e", b".", b"x/..", b"..%2f..", b"..\\..", b"..%5c.."])
+def test_no_path_leads_a_worker_to_another_route(dots: bytes) -> None:
+    with pytest.raises(NotFoundError, match="no route"):
+        ROUTES.find(b"POST", b"/v1/audio/" + dots + b"/flush_cache")
+    assert ROUTES.find(b"POST", b"/v1/audio/a..b/.c").name == "/v1/audio/"
+
+
 @pytest.mark.parametrize(
     ("method", "path", "allowed"),
     [

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+from urllib.parse import unquote_to_bytes
 
 from equipoise.errors import NotFoundError, RequestError, WrongMethodError
 from equipoise.gateway.intake import Intake, read_generation, read_nothing
@@ -117,8 +118,15 @@ class Routes:
             return methods
         for prefix, methods in self._prefixes:
             if path.startswith(prefix) and len(path) > len(prefix):
-                return methods
+                # a worker that resolves dots would be led to any of its routes
+                return None if _has_dots(path) else methods
         return self._exact.get(path.rstrip(b"/"))
+
+
+def _has_dots(path: bytes) -> bool:
+    """Whether a segment of `path` is "." or "..", spelt out or encoded, slashes too."""
+    plain = unquote_to_bytes(path).replace(b"\\", b"/")
+    return any(segment in (b".", b"..") for segment in plain.split(b"/"))
 
 
 def worker_routes() -> Routes:
