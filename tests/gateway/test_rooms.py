@@ -9,6 +9,7 @@ import pytest
 from tests.gateway.pure_fleet import empty_fleet
 
 from equipoise.config.worker import WorkerSpec
+from equipoise.errors import InvalidValueError
 from equipoise.gateway.rooms import Rooms, batch_size, bootstrap_fields
 
 
@@ -54,6 +55,12 @@ def test_nobody_is_led_to_a_room_that_is_taken() -> None:
 )
 def test_batches_are_told_from_prompts(prompt: bytes, size: int | None) -> None:
     assert batch_size(prompt) == batch_size(memoryview(prompt)) == size
+
+
+def test_a_batch_has_a_bound() -> None:
+    assert batch_size(b'["a"%b]' % (b',"a"' * 4095)) == 4096
+    with pytest.raises(InvalidValueError, match="4097 prompts are too many for one request, at most 4096"):
+        batch_size(b'["a"%b]' % (b',"a"' * 4096))
 
 
 @pytest.mark.parametrize(

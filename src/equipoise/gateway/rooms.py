@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from equipoise.errors import InvalidValueError
+
 if TYPE_CHECKING:
     from random import Random
 
@@ -13,6 +15,8 @@ if TYPE_CHECKING:
 
 ROOM_BITS = 63
 """Servers keep rooms as signed integers of 64 bits."""
+MAX_BATCH = 4096
+"""Prompts of one request to a pair: each takes a room, and both legs name them all."""
 _STARTS_PROMPT = b'["'
 _list = msgspec.json.Decoder(list[msgspec.Raw])
 _encode = msgspec.json.Encoder().encode
@@ -51,13 +55,16 @@ class Rooms:
 def batch_size(prompt: bytes | memoryview) -> int | None:
     """The number of prompts in `prompt`, a list of texts or of lists of ids, as JSON; None where it is one prompt.
 
-    Lists of messages or of ids are one."""
+    Lists of messages or of ids are one. Raises InvalidValueError when there are over MAX_BATCH."""
     if not prompt or prompt[0] != 0x5B:
         return None
     first = bytes(prompt[1:64]).lstrip()[:1]
     if not first or first not in _STARTS_PROMPT:
         return None
-    return len(_list.decode(prompt))
+    num_prompts = len(_list.decode(prompt))
+    if num_prompts > MAX_BATCH:
+        raise InvalidValueError(f"{num_prompts} prompts are too many for one request, at most {MAX_BATCH} are allowed")
+    return num_prompts
 
 
 def bootstrap_fields(prefill: Worker, rooms: list[int], *, is_batch: bool) -> bytes:
