@@ -33,6 +33,12 @@ def test_each_spelling_of_the_limit_is_read(name: str) -> None:
     assert read_generation(json.dumps({name: 9}).encode()).max_tokens == 9
 
 
+def test_a_name_that_no_model_can_have_is_refused() -> None:
+    assert read_generation(b'{"model": "%b"}' % (b"m" * 4096)).model == "m" * 4096
+    with pytest.raises(InvalidValueError, match="model: no name has over 4096 characters"):
+        read_generation(b'{"model": "%b"}' % (b"m" * 4097))
+
+
 def test_the_limit_in_sampling_params_is_read() -> None:
     assert read_generation(b'{"sampling_params":{"max_new_tokens":9}}').max_tokens == 9
 

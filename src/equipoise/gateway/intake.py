@@ -10,12 +10,15 @@ from typing import Any
 
 import msgspec
 
+from equipoise.errors import InvalidValueError
 from equipoise.server.http import decode
 
 NO_RAW = msgspec.Raw(b"")
 _SPACE = b" \t\r\n"
 _INLINE = b";base64,"
 MAX_SEMICOLONS = 64
+MAX_MODEL_CHARS = 4096
+"""Of a model's name, which errors and the access log repeat."""
 INLINE_BYTES = 1024
 """Bytes that inline data of any size (an image, a sound) counts as."""
 
@@ -84,7 +87,7 @@ class Intake:
 
 
 def read_generation(body: bytes) -> Intake:
-    """Of the JSON object `body`. Raises InvalidValueError when it is none."""
+    """Of the JSON object `body`. Raises InvalidValueError when it is none, or names a model that none can be."""
     try:
         fields = _decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -94,6 +97,8 @@ def read_generation(body: bytes) -> Intake:
     intake = Intake()
     intake.has_fields = True
     if type(fields.model) is str:
+        if len(fields.model) > MAX_MODEL_CHARS:
+            raise InvalidValueError(f"model: no name has over {MAX_MODEL_CHARS} characters", "model")
         intake.model = fields.model
     intake.is_stream = fields.stream is True
     logprob = fields.return_logprob  # of each prompt of a batch, where it is a list
