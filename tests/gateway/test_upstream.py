@@ -277,6 +277,8 @@ BAD: dict[str, bytes] = {
     "status 099": b"HTTP/1.1 099 OK\r\nContent-Length: 0\r\n\r\n",
     "status 2000": b"HTTP/1.1 2000 OK\r\n\r\n",
     "endless head": b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 40_000,
+    "endless trailers": CHUNKED + b"0\r\n" + b"X: y\r\n" * 200_000,
+    "endless trailer": CHUNKED + b"0\r\nX: " + b"y" * 1_000_000,
     "NUL": b"HTTP/1.1 200 OK\r\nX: \x00\r\nContent-Length: 0\r\n\r\n",
 }
 

@@ -32,6 +32,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     Of the answer: _leg is told its pieces (None before the request, after the last piece and once aborted);
     _headers gathers its headers, then its trailers; _is_begun: a byte of it came; _has_head: its final head came;
+    _num_head_bytes: of reads that brought none of its body, since the last one that did;
     _is_informational: the head that came last is a 1xx; _ends_by_close: so it is framed; _is_done: it is complete.
     """
 
@@ -123,6 +124,7 @@ class UpstreamConnection(asyncio.Protocol):
             self.abort()
             return
         self._is_begun = True
+        self._num_head_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except (HttpParserError, HttpParserUpgrade) as error:
@@ -133,12 +135,11 @@ class UpstreamConnection(asyncio.Protocol):
         if self._is_done:
             self._finish(run)
         elif run.leg is not None:
-            if self._has_head:
+            if self._num_head_bytes > MAX_HEAD_BYTES:
+                part = "trailers" if self._has_head else "head"
+                self.fail("worker", f"the {part} of the answer are over {MAX_HEAD_BYTES} bytes")
+            elif self._has_head:
                 run.leg.flush()
-            else:
-                self._num_head_bytes += len(data)
-                if self._num_head_bytes > MAX_HEAD_BYTES:
-                    self.fail("worker", f"the head of the answer is over {MAX_HEAD_BYTES} bytes")
 
     def eof_received(self) -> None:
         """The worker will send no more: that ends an answer which ends by the connection's end."""
@@ -194,6 +195,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def on_body(self, data: bytes) -> None:
         """A piece of the payload."""
+        self._num_head_bytes = 0
         leg = self._leg
         if leg is not None:
             leg.body(data)
