@@ -112,6 +112,22 @@ def test_workers_come_and_go_with_the_file(tmp_path: Path) -> None:
     assert states(fleet) == {"b": "starting", "a": "starting"}
 
 
+@pytest.mark.parametrize("text", ["workers: " + "[" * 50_000, "- " * 50_000, "workers: " + "{a: " * 50_000])
+def test_a_file_without_a_bottom_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "w.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="is not valid YAML"):
+        read_workers(path)
+
+
+@pytest.mark.parametrize("what", ["pipe", "folder"])
+def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path: Path, what: str) -> None:
+    path = tmp_path / "w.yaml"
+    os.mkfifo(path) if what == "pipe" else path.mkdir()
+    with pytest.raises(ConfigError, match="it is no file"):
+        read_workers(path)
+
+
 @pytest.mark.parametrize("how", ["broken", "gone"])
 def test_a_bad_file_changes_nothing_and_is_complained_of_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, how: str

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 FORMATS = {".toml": "TOML", ".yaml": "YAML", ".yml": "YAML", ".json": "JSON"}
 """What a file is by its ending; any other ending is TOML."""
+MAX_FILE_BYTES = 64 * 2**20
+MAX_DEPTH = 64
+"""Of lists and mappings in each other, in YAML: the C code that reads it overflows the stack, and the process dies."""
 
 
 def read_table(path: Path, field: str) -> dict[str, Any]:
@@ -21,7 +24,11 @@ def read_table(path: Path, field: str) -> dict[str, Any]:
     is not what its ending says or has no keys at its top."""
     form = FORMATS.get(path.suffix.lower(), "TOML")
     try:
-        found = _parse(path.read_bytes(), form)
+        with path.open("rb") as file:
+            raw = file.read(MAX_FILE_BYTES + 1)
+        if len(raw) > MAX_FILE_BYTES:
+            raise ConfigError(f"{field}: {path} is over {MAX_FILE_BYTES >> 20} MiB")
+        found = _parse(raw, form)
     except OSError as error:
         raise ConfigError(f"{field}: {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -37,5 +44,19 @@ def _parse(raw: bytes, form: str) -> Any:
     if form == "TOML":
         return tomllib.loads(raw.decode())
     if form == "YAML":
-        return msgspec.yaml.decode(raw)  # imports PyYAML now, and not before
+        return _parse_yaml(raw)
     return msgspec.json.decode(raw)
+
+
+def _parse_yaml(raw: bytes) -> Any:
+    import yaml  # type: ignore[import-untyped, unused-ignore]  # now, and not before: a file in another form does not pay for it
+
+    depth = 0
+    try:
+        for event in yaml.parse(raw, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > MAX_DEPTH:
+                raise RecursionError(f"it is nested more than {MAX_DEPTH} deep")
+    except yaml.YAMLError as error:
+        raise msgspec.DecodeError(str(error)) from None
+    return msgspec.yaml.decode(raw)

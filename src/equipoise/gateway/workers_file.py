@@ -34,6 +34,8 @@ KEYS = frozenset(WorkerSpec.__dataclass_fields__)
 
 def read_workers(path: Path) -> tuple[WorkerSpec, ...]:
     """The workers that the file lists, in its order. Raises ConfigError, which names the entry and what is wrong."""
+    if path.exists() and not path.is_file():  # a pipe would be waited for without end
+        raise ConfigError(f"workers-file: {path}: it is no file")
     table = read_table(path, "workers-file")
     unknown = sorted(table.keys() - {"workers"})
     if unknown:
