@@ -368,6 +368,23 @@ async def test_adapters_that_are_loaded_later_are_served() -> None:
 
 
 @in_loop
+async def test_a_server_of_another_kind_in_the_same_place_is_noticed() -> None:
+    async with serving(sglang(5)) as server:
+        fleet = a_fleet()
+        worker = add(fleet, server)
+        async with watching(fleet):
+            await until(lambda: worker.feed is not None)
+            server.script = {
+                "/health": Reply(),
+                "/v1/models": models("m", owner="vllm"),
+                "/version": Reply({"version": "0.33.0"}),
+                "/metrics": Reply(b'vllm:num_requests_running{engine="0"} 3\n'),
+            }
+            await until(lambda: worker.kind == "vllm" and worker.feed == "vllm metrics")
+            assert worker.state == "ready"
+
+
+@in_loop
 async def test_a_changed_worker_is_found_anew_and_a_removed_one_left_alone() -> None:
     async with serving(sglang(0)) as server:
         fleet = a_fleet()

@@ -168,6 +168,10 @@ class Tender:
             models = await list_models(self._site)
         except FetchError:
             return
+        kind = self._worker.kind
+        if self._worker.spec.kind == "auto" and models.owner in FEEDS and models.owner != kind != "openai":
+            self._must_find.set()  # another kind of server took its place between two health checks
+            return
         if self._found is not None and models.names and models.names != self._found.models:
             self._found = dataclasses.replace(self._found, models=models.names, cards=models.cards)
             self._fleet.found(self._worker, self._found, self._clock())
