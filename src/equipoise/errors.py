@@ -17,7 +17,8 @@ EquipoiseError
 │   ├── UnavailableError       503: paused, shutting down, or the rank died
 │   │   └── NoWorkerError      503: no worker takes the request now; comes with seconds to wait
 │   ├── WorkerFailedError      502: the worker broke off or answered nonsense
-│   └── WorkerTimeoutError     504: the worker took too long
+│   ├── WorkerTimeoutError     504: the worker took too long
+│   └── LoopError              508: the request came back to the gateway that sent it
 └── InvariantError         a bug in Equipoise: the engine loop ends loudly
     └── PageError          pages counted wrongly
 """
@@ -172,6 +173,14 @@ class WorkerTimeoutError(RequestError):
     status = 504
     kind = "timeout_error"
     code = "worker_timeout"
+
+
+class LoopError(RequestError):
+    """A gateway got a request that it sent out itself: it is among its own workers, or among those of one of them."""
+
+    status = 508
+    kind = "server_error"
+    code = "loop"
 
 
 class InvariantError(EquipoiseError):

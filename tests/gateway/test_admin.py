@@ -105,12 +105,19 @@ def test_on_loopback_everybody_there_may() -> None:
         (b"X-Forwarded-For", b"1.2.3.4"),
         (b"Forwarded", b"for=1.2.3.4"),
         (b"X-Real-IP", b"1.2.3.4"),
+        (b"Sec-Fetch-Site", b"cross-site"),
+        (b"Sec-Fetch-Site", b"same-site"),
     ],
 )
 def test_web_pages_and_proxies_may_not(header: Header) -> None:
     status, answer = Gateway().ask("POST", "/workers", {"url": "http://a:1"}, [*HERE, header])
     assert status == 403
     assert "web pages or proxies unless the gateway has an --admin-key" in answer["error"]["message"]
+
+
+@pytest.mark.parametrize("site", [b"none", b"same-origin"])
+def test_who_types_an_address_into_a_browser_may(site: bytes) -> None:
+    assert Gateway().ask("GET", "/workers", headers=[*HERE, (b"Sec-Fetch-Site", site)])[0] == 200
 
 
 @pytest.mark.parametrize("host", [b"evil.example", b"127.0.0.1.evil.example", b"", b"10.0.0.1:8080"])

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.gateway.plane_kit import (
     BODY,
+    MODEL,
     OK,
     OK_BODY,
     SSE_HEAD,
@@ -23,6 +24,7 @@ from tests.gateway.plane_kit import (
     staged,
 )
 
+from equipoise.config.worker import WorkerSpec
 from equipoise.gateway.exchange import Exchange
 from equipoise.gateway.plane import PlaneLimits
 from equipoise.gateway.pool import PoolLimits
@@ -30,9 +32,12 @@ from equipoise.gateway.request import ClientRequest
 from equipoise.gateway.retry import RetryRules
 from equipoise.gateway.router import Route
 from equipoise.gateway.transport import Outgoing
+from equipoise.gateway.worker import Found
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+
+    from equipoise.gateway.tries import Try
 
     Script = Callable[[ScriptedWorker, Peer], Awaitable[None]]
 
@@ -108,7 +113,8 @@ def test_requests_pass_byte_for_byte() -> None:
             assert got == body
             lines = sent.split(b"\r\n")
             assert lines[0] == b"POST /v1/chat/completions?a=%20b HTTP/1.1"
-            assert lines[2:-3] == [line.encode() for line in own[:-1]]
+            assert lines[2:-4] == [line.encode() for line in own[:-1]]
+            assert lines[-4].startswith(b"via: 1.1 equipoise-")
 
     asyncio.run(run())
 
@@ -633,5 +639,72 @@ def test_requests_leave_nothing_for_the_garbage_collector() -> None:
             finally:
                 gc.enable()
             assert [kind.__name__ for kind in alive if kind in (Exchange, ClientRequest, Outgoing, Route)] == []
+
+    asyncio.run(run())
+
+
+# Errors that are not the request's
+
+
+class BrokenWay:
+    """A Way that fails as an operator's policy may."""
+
+    wants_keys = False
+
+    def start(self, exchange: Exchange, now: float) -> Try:
+        raise ZeroDivisionError
+
+
+def test_a_way_that_fails_answers_its_clients_and_keeps_no_place(caplog: pytest.LogCaptureFixture) -> None:
+    async def run() -> None:
+        worker = ScriptedWorker()
+        async with staged(worker, max_inflight=1) as stage:
+            way, stage.plane.way = stage.plane.way, BrokenWay()
+            for head, body in await asyncio.gather(*(stage.ask() for _ in range(5))):
+                assert head.startswith(b"HTTP/1.1 500 ")
+                assert error_of(body)["code"] == "internal_error"
+            stage.plane.way = way
+            assert (await stage.ask())[1] == OK_BODY
+            await stage.is_at_rest()
+
+    asyncio.run(run())
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_a_rank_without_end_is_left_to_the_worker() -> None:
+    async def run() -> None:
+        worker = ScriptedWorker()
+        async with staged(worker, num_ranks=2) as stage:
+            assert (await stage.ask(post(BODY, "/generate", "X-Data-Parallel-Rank: " + "9" * 5000)))[1] == OK_BODY
+            assert b"9" * 5000 in worker.seen[0][0]
+            await stage.is_at_rest()
+
+    asyncio.run(run())
+
+
+def test_a_gateway_that_is_its_own_worker_says_so_once() -> None:
+    async def run() -> None:
+        worker = ScriptedWorker()
+        async with staged(worker, retry=RetryRules(max_retries=0)) as stage:
+            loop = asyncio.get_running_loop()
+            stage.fleet.remove(stage.worker())
+            own = stage.fleet.add(WorkerSpec(f"127.0.0.1:{stage.port}"), loop.time())
+            stage.fleet.found(own, Found("openai", (MODEL,)), loop.time())
+            head, body = await stage.ask(post(BODY, "/generate", "Via: 1.0 proxy"))
+            assert head.startswith(b"HTTP/1.1 508 ")
+            assert error_of(body)["code"] == "loop"
+            assert stage.metrics.num_accepted == 2
+            await stage.is_at_rest()
+
+    asyncio.run(run())
+
+
+def test_proxies_on_the_way_are_named_to_the_worker() -> None:
+    async def run() -> None:
+        worker = ScriptedWorker()
+        async with staged(worker) as stage:
+            assert (await stage.ask(post(BODY, "/generate", "Via: 1.0 proxy")))[1] == OK_BODY
+            head = worker.seen[0][0].lower()
+            assert head.index(b"via: 1.0 proxy\r\n") < head.index(b"via: 1.1 equipoise-")
 
     asyncio.run(run())

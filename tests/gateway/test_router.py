@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ from equipoise.config.worker import WorkerSpec
 from equipoise.errors import InvalidValueError, NotFoundError, NoWorkerError
 from equipoise.gateway.breaker import BreakerLimits
 from equipoise.gateway.fleet import FleetLimits
-from equipoise.gateway.router import UNKNOWN_GRACE_S, Policies, Router
+from equipoise.gateway.router import MAX_GROUPS, UNKNOWN_GRACE_S, Policies, Router
 from equipoise.gateway.worker import Found, rank_place
 from equipoise.route.ranks import EngineChoice, RoundRobin
 from equipoise.route.workers import LeastTokens
@@ -68,6 +69,100 @@ def test_a_worker_that_names_no_models_serves_any() -> None:
     worker = fleet.add(WorkerSpec("a:1"), 0.0)
     fleet.found(worker, Found("openai"), 0.0)
     assert router.route(ask(), "whatever", "mixed", (), 0.0).worker is worker
+
+
+def test_names_that_clients_make_up_share_one_policy_and_few_groups() -> None:
+    fleet = empty_fleet()
+    router = router_of(fleet)
+    made = []
+    before = router.policies("mixed")
+
+    def make() -> LeastTokens:
+        made.append(LeastTokens())
+        return made[-1]
+
+    router.set_policies("mixed", Policies("counted", make, before.rank_name, before.rank_policy))
+    fleet.found(fleet.add(WorkerSpec("a:1"), 0.0), Found("openai"), 0.0)
+    tracemalloc.start()
+    try:
+        peaks = []
+        for part in range(2):
+            tracemalloc.reset_peak()
+            for number in range(part * 2 * MAX_GROUPS, (part + 1) * 2 * MAX_GROUPS):
+                router.finished(router.route(ask(), f"made up {number}", "mixed", (), 0.0), "ok", 0.0)
+            peaks.append(tracemalloc.get_traced_memory()[1])
+        assert peaks[1] < 1.2 * peaks[0]
+    finally:
+        tracemalloc.stop()
+    assert len(made) <= 2
+
+
+def test_of_many_models_an_error_names_some() -> None:
+    fleet = empty_fleet()
+    router = router_of(fleet)
+    join(fleet, "a", *(f"m{number}" for number in range(1000)))
+    with pytest.raises(NotFoundError, match=r"models: m0, m1, .* and 968 more$") as caught:
+        router.route(ask(), "unknown", "mixed", (), 0.0)
+    assert len(str(caught.value)) < 500
+
+
+class Broken:
+    """A worker policy of an operator's own that fails where it is told to."""
+
+    wants_keys = False
+
+    def __init__(self, fails_at: str) -> None:
+        self.fails_at = fails_at
+
+    def choose(self, ask: Ask, workers: Sequence[WorkerLoad]) -> WorkerLoad:
+        self._fail("choose")
+        return workers[0]
+
+    def routed(self, ask: Ask, worker: WorkerLoad) -> None:
+        self._fail("routed")
+
+    def left(self, worker: WorkerLoad) -> None:
+        self._fail("left")
+
+    def _fail(self, where: str) -> None:
+        if where == self.fails_at:
+            raise KeyError(where)
+
+
+class Beyond:
+    """A rank policy that chooses a rank that there is not."""
+
+    def choose(self, ask: Ask, worker: WorkerLoad) -> int | None:
+        return 7
+
+
+@pytest.mark.parametrize("fails_at", ["choose", "routed", "rank"])
+def test_a_policy_that_fails_takes_nothing(fails_at: str) -> None:
+    fleet = empty_fleet(QUICK_BREAKER)
+    router = router_of(fleet)
+    rank_policy = Beyond() if fails_at == "rank" else EngineChoice()
+    router.set_policies("mixed", Policies("own", lambda: Broken(fails_at), "own", rank_policy))
+    worker = join(fleet, "a", "m", num_ranks=2)
+    for now in (0.0, 0.0):
+        worker.breaker.failed(worker.breaker.epoch, now)
+    worker.breaker.tick(6.0)
+    fleet.changed()
+    with pytest.raises((KeyError, IndexError)):
+        router.route(ask(), "m", "mixed", (), 6.0)
+    assert (worker.num_inflight, worker.load.num_active, worker.breaker.num_probes) == (0, 0, 0)
+
+
+def test_a_worker_leaves_though_a_policy_fails_to_forget_it() -> None:
+    fleet = empty_fleet()
+    router = router_of(fleet)
+    router.set_policies("mixed", Policies("own", lambda: Broken("left"), "own", EngineChoice()))
+    join(fleet, "a", "m")
+    route = router.route(ask(), "m", "mixed", (), 0.0)
+    fleet.drain(route.worker, 0.0)
+    with pytest.raises(NoWorkerError):
+        router.route(ask(), "m", "mixed", (), 0.0)
+    router.finished(route, "ok", 1.0)
+    assert fleet.workers == []
 
 
 def test_an_unknown_model_is_not_found_and_the_known_are_named() -> None:

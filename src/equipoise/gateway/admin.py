@@ -91,7 +91,7 @@ class Guard:
             raise ForbiddenError(
                 "the admin routes are off: start the gateway with --admin-key, or bind it to a loopback address"
             )
-        elif any(request.header(name) is not None for name in FOREIGN_HEADERS):
+        elif _is_foreign(request):
             raise ForbiddenError(
                 "the admin routes take no requests from web pages or proxies unless the gateway has an --admin-key"
             )
@@ -108,6 +108,13 @@ class Guard:
             raise UnauthorizedError(
                 "the admin key is missing or wrong: send it as Authorization: Bearer KEY or as X-Admin-Key: KEY"
             )
+
+
+def _is_foreign(request: ClientRequest) -> bool:
+    """Whether a web page or a proxy sent it. An image on a page sends no Origin, but Sec-Fetch-Site."""
+    if any(request.header(name) is not None for name in FOREIGN_HEADERS):
+        return True
+    return request.header(b"sec-fetch-site") not in (None, b"none", b"same-origin")
 
 
 def is_loopback(host: str) -> bool:

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from equipoise.errors import RequestError, UnavailableError
+from equipoise.errors import UnavailableError
 from equipoise.gateway.intake import Intake
 from equipoise.gateway.retry import RETRIED_PHASES, is_retried, retry_after_s
-from equipoise.gateway.tries import Held, failure
+from equipoise.gateway.tries import Held, as_request_error, failure
 from equipoise.gateway.usage import MAX_TAIL_BYTES, read_usage
 from equipoise.route.policy import Ask
 from equipoise.route.prefix import prefix_keys
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from asyncio import TimerHandle
     from collections.abc import Sequence
 
-    from equipoise.errors import QueueFullError
+    from equipoise.errors import QueueFullError, RequestError
     from equipoise.gateway.answer import AnswerWriter
     from equipoise.gateway.client import ClientConnection
     from equipoise.gateway.plane import Plane
@@ -101,8 +101,8 @@ class Exchange:
                 self._admitted(now)
             else:
                 self._is_queued = True
-        except RequestError as error:
-            self._refuse(error, now)
+        except Exception as error:
+            self._refuse(as_request_error(error), now)
 
     def let_through(self) -> None:
         """It is the request's turn."""
@@ -119,8 +119,8 @@ class Exchange:
             now = self._plane.loop.time()
             try:
                 self._admitted(now)
-            except RequestError as error:
-                self._refuse(error, now)
+            except Exception as error:
+                self._refuse(as_request_error(error), now)
 
     def _admitted(self, now: float) -> None:
         plane, endpoint = self._plane, self.endpoint
@@ -143,10 +143,10 @@ class Exchange:
         self.num_tries += 1
         try:
             self._run = self._plane.way.start(self, now)
-        except RequestError as error:
+        except Exception as error:
             if self.num_tries == 1:
                 self.num_tries = 0
-            self._give_up(error, now)
+            self._give_up(as_request_error(error), now)
             return
         if self._is_paused:
             self._run.pause()

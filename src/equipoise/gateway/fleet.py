@@ -20,7 +20,7 @@ from equipoise.gateway.slow_start import SlowStart, SlowStartLimits
 from equipoise.gateway.worker import Found, Worker, host_and_port
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from equipoise.config.gateway import HealthConfig
     from equipoise.config.worker import WorkerRole, WorkerSpec
@@ -33,6 +33,15 @@ log = logging.getLogger(__name__)
 
 WEIGHT_STEP_S = 0.2
 """Seconds between two looks at the weights of workers that start slowly."""
+
+
+MAX_LISTED = 32
+
+
+def listed(names: Sequence[str]) -> str:
+    """`names` as errors tell them: the first MAX_LISTED, and how many more there are."""
+    more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
+    return (", ".join(names[:MAX_LISTED]) or "none") + more
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +160,7 @@ class Fleet:
         """The worker at `url`. Raises NotFoundError, which names those that there are."""
         worker = self._by_url.get(url)
         if worker is None:
-            known = ", ".join(self._by_url) or "none"
-            raise NotFoundError(f"no worker at {url!r}; workers: {known}")
+            raise NotFoundError(f"no worker at {url!r}; workers: {listed(list(self._by_url))}")
         return worker
 
     def drain(self, worker: Worker, now: float, timeout_s: float | None = None) -> None:

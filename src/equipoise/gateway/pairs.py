@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from equipoise.errors import InvalidValueError, RequestError
+from equipoise.errors import InvalidValueError
 from equipoise.gateway.intake import splice
 from equipoise.gateway.merge import Merging
 from equipoise.gateway.pair import PairsShared, PairTry
@@ -124,7 +124,7 @@ class Pairs:
         rooms = self._rooms.take(max(1, num_rooms))
         try:
             prefill, decode = self._route(exchange, rooms[0], now)
-        except RequestError:
+        except Exception:
             self._rooms.give_back(rooms)
             raise
         exchange.pair = (prefill, decode)
@@ -149,7 +149,7 @@ class Pairs:
             model = prefill.worker.models[0]  # both must be of one model
         try:
             return prefill, router.route(ask, model, "decode", tried, now, named_rank)
-        except RequestError:
+        except Exception:
             router.finished(prefill, "cancelled", now)
             raise
 

@@ -15,7 +15,7 @@ from itertools import count
 from random import Random
 from typing import TYPE_CHECKING
 
-from equipoise.errors import InternalError, RequestError
+from equipoise.errors import InternalError, LoopError, RequestError
 from equipoise.gateway.access_log import AccessLine
 from equipoise.gateway.client import ClientConnection, ClientLimits
 from equipoise.gateway.exchange import Exchange
@@ -128,6 +128,7 @@ class Plane:
         self._connections: dict[ClientConnection, None] = {}
         self._id_prefix = os.urandom(6).hex().encode()
         self._ids = count(1)
+        self._via = (b"via", b"1.1 equipoise-" + self._id_prefix)
 
     @property
     def num_busy(self) -> int:
@@ -185,12 +186,15 @@ class Plane:
             request.headers.append((b"x-request-id", request.request_id))
         try:
             endpoint = self._routes.find(request.method, request.path)
+            if request.via and self._via[1] in request.via:
+                raise LoopError("the request came back to this gateway: it is one of its own workers")
         except RequestError as error:
             self._answer_error(client, request, error, NO_ENDPOINT)
             return
         if endpoint.handler is not None:
             self._serve_own(client, request, endpoint, endpoint.handler)
             return
+        request.headers.append(self._via)
         exchange = Exchange(self, client, request, endpoint)
         client.served = exchange
         self._exchanges[exchange] = None

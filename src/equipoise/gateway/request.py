@@ -14,8 +14,10 @@ if TYPE_CHECKING:
 
 METHODS = frozenset((b"GET", b"HEAD", b"POST", b"PUT", b"PATCH", b"DELETE", b"OPTIONS"))
 REQUEST_ID = b"x-request-id"
+VIA = b"via"
 _RANK = b"x-data-parallel-rank"
 _VERSIONS = ("1.1", "1.0")
+MAX_RANK_DIGITS = 9
 
 
 def marked_names(others: Iterable[bytes]) -> dict[bytes, bool]:
@@ -23,7 +25,7 @@ def marked_names(others: Iterable[bytes]) -> dict[bytes, bool]:
 
     `others`: names that settings speak of; they do."""
     names = dict.fromkeys((b"host", b"content-length", b"expect", *sorted(HOP_BY_HOP)), False)
-    return dict.fromkeys((REQUEST_ID, _RANK, *(name.lower() for name in others)), True) | names
+    return dict.fromkeys((REQUEST_ID, VIA, _RANK, *(name.lower() for name in others)), True) | names
 
 
 class ClientRequest:
@@ -33,11 +35,12 @@ class ClientRequest:
     headers: those that go on to the worker, as they came
     marked: those that are looked at (`marked_names`), by lower-case name, in order
     body: whole, without transfer framing; trailers are dropped
+    via: the gateways and proxies that it came through, as its Via headers name them
     client: the address it came from"""
 
     __slots__ = (
         "body", "client", "expects_continue", "headers", "is_http10", "keeps_alive", "marked", "method",
-        "num_announced", "path", "request_id", "target",
+        "num_announced", "path", "request_id", "target", "via",
     )  # fmt: skip
 
     def __init__(
@@ -58,6 +61,7 @@ class ClientRequest:
         self.body = b""
         self.client = ""
         self.request_id = b""
+        self.via = b""
         self.expects_continue = False
         self.num_announced = 0
 
@@ -85,9 +89,9 @@ class ClientRequest:
 
     @property
     def named_rank(self) -> int | None:
-        """The rank that the request's headers ask for; None for none, or nothing that is a number."""
+        """The rank that the request's headers ask for; None for none, or nothing that can be one."""
         value = self.marked_value(_RANK)
-        return int(value) if value is not None and value.isdigit() else None
+        return int(value) if value is not None and value.isdigit() and len(value) <= MAX_RANK_DIGITS else None
 
 
 class Refusal:
@@ -111,6 +115,7 @@ def check_head(request: ClientRequest, version: str, max_body_bytes: int) -> Non
         raise _bad(f"method {_shown(request.method)} is not known")
     _check_target(request)
     num_hosts = 0
+    options: list[Header] = []
     for low, value in request.marked:
         if low == b"host":
             num_hosts += 1
@@ -119,10 +124,15 @@ def check_head(request: ClientRequest, version: str, max_body_bytes: int) -> Non
             request.num_announced = int(value)
             if request.num_announced > max_body_bytes:
                 raise too_large(max_body_bytes)
+        elif low == b"connection":
+            if value.lower() not in (b"keep-alive", b"close"):
+                options.append((low, value))
         else:
             _check_marked(request, low, value)
     if num_hosts != 1 and not (request.is_http10 and num_hosts == 0):
         raise _bad(f"there must be one Host header, not {num_hosts}")
+    if options:
+        _drop_named(request, options)
 
 
 def check_head_size(target: bytes, headers: list[Header], marked: list[Header]) -> None:
@@ -146,10 +156,10 @@ def _check_marked(request: ClientRequest, low: bytes, value: bytes) -> None:
     if low == b"transfer-encoding":
         if value.strip().lower() != b"chunked" or request.is_http10:
             raise _bad(f"Transfer-Encoding {_shown(value)}: only chunked, of HTTP/1.1, is understood")
-    elif low == b"connection":
-        _drop_named(request, value)
     elif low == b"expect":
         request.expects_continue = _expects_continue(value) and not request.is_http10
+    elif low == VIA:
+        request.via += value + b","
     elif low == REQUEST_ID and not request.request_id:
         request.request_id = value
 
@@ -172,10 +182,9 @@ def _check_host(value: bytes) -> None:
         raise _bad(f"Host {_shown(value)} is no host")
 
 
-def _drop_named(request: ClientRequest, value: bytes) -> None:
-    if value.lower() in (b"keep-alive", b"close"):
-        return
-    named = named_in_connection(((b"connection", value),))
+def _drop_named(request: ClientRequest, options: list[Header]) -> None:
+    """In one pass, however many Connection headers (`options`) there are: both are for the client to multiply."""
+    named = named_in_connection(options)
     request.headers = [header for header in request.headers if header[0].lower() not in named]
 
 

@@ -10,12 +10,14 @@ Pure: time is passed in.
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from equipoise.config.worker import WORKER_ROLES
 from equipoise.errors import InvalidValueError, NoWorkerError, UnknownModelError
+from equipoise.gateway.fleet import listed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     from equipoise.route.account import Charge, WorkerLoad
     from equipoise.route.policy import Ask, RankPolicy, WorkerPolicy
 
+log = logging.getLogger(__name__)
+
 Outcome = Literal["ok", "refused", "failed", "unclear", "cancelled"]
 """How a try went. ok: answered in full; refused: 4xx, the request's own fault; failed: no connection, 5xx, an answer
 cut short, a time limit; unclear: a time limit that a pair hit, maybe by the other worker's fault; cancelled: the client
@@ -35,6 +39,8 @@ UNKNOWN_GRACE_S = 900.0
 """A model that no known worker serves may be served by one that has not answered yet: for so many seconds after it
 was added its clients are told to come again (503), later that there is no such model (404)."""
 MAX_RETRY_AFTER_S = 60
+MAX_GROUPS = 1024
+"""Models and roles whose candidates are kept: a bound for names that clients make up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,17 +121,20 @@ class Router:
             raise self._no_worker(model, role, now)
         load = group.policy.choose(ask, loads)
         worker = group.workers_by_name[load.name]
-        if worker.breaker.began():
-            fleet.changed()
         if not worker.places:
             rank = None
         elif named_rank is None:
             rank = group.rank_policy.choose(ask, load)
+            if rank is not None and not 0 <= rank < len(worker.places):
+                raise IndexError(f"the rank policy chose rank {rank} of {worker.url}, which has {len(worker.places)}")
         else:
             rank = worker.rank_of(named_rank)
+        group.policy.routed(ask, load)
+        # nothing is taken before here: a policy is an operator's own code and may fail
+        if worker.breaker.began():
+            fleet.changed()
         charge = load.charge(rank, ask.prompt, ask.output, now)
         worker.num_inflight += 1
-        group.policy.routed(ask, load)
         return Route(worker, rank, charge, worker.breaker.epoch)
 
     def mean_tokens(self, model: str | None, role: WorkerRole, now: float) -> float | None:
@@ -197,7 +206,10 @@ class Router:
     def left(self, worker: Worker) -> None:
         """Policies forget what they knew of `worker`."""
         for policy in self._worker_policies.values():
-            policy.left(worker.load)
+            try:
+                policy.left(worker.load)
+            except Exception:  # an operator's own code: the worker leaves all the same
+                log.exception("a worker policy failed to forget %s", worker.url)
 
     def removed(self, worker: Worker) -> None:
         """It left before."""
@@ -216,8 +228,9 @@ class Router:
     def _gather(self, model: str | None, role: WorkerRole, now: float) -> _Group:
         workers = self._serving(model, role, now)
         eligible = [worker for worker in workers if self._fleet.is_eligible(worker, now)]
-        name = model if model is not None else self._only_model(role)
-        group = _Group(eligible, self._worker_policy(name, role), self._policies[role].rank_policy)
+        group = _Group(eligible, self._worker_policy(self._name(model, role), role), self._policies[role].rank_policy)
+        if len(self._groups) >= MAX_GROUPS:
+            self._groups.clear()
         self._groups[model, role] = group
         return group
 
@@ -232,15 +245,22 @@ class Router:
             return serving
         if any(not worker.is_known and now - worker.added_at < UNKNOWN_GRACE_S for worker in workers):
             return [worker for worker in workers if not worker.is_known]
-        known = ", ".join(self._fleet.models()) or "none"
+        known = listed(self._fleet.models())
         raise UnknownModelError(f"model: there is no model {model!r} here; models: {known}")
+
+    def _name(self, model: str | None, role: WorkerRole) -> str:
+        """Under which name `model` has its worker policy. Those that no worker lists, which clients may make up
+        without end, share one."""
+        if model is None:
+            return self._only_model(role)
+        return model if any(model in worker.models for worker in self._fleet.workers) else ""
 
     def _only_model(self, role: WorkerRole) -> str:
         """The base model that all workers of `role` serve. Raises InvalidValueError when there are several."""
         names = list(dict.fromkeys(worker.models[0] for worker in self._fleet.with_role(role) if worker.models))
         if len(names) > 1:
             raise InvalidValueError(
-                f"model: one must be named, several are served: {', '.join(names)}", "model", "missing_parameter"
+                f"model: one must be named, several are served: {listed(names)}", "model", "missing_parameter"
             )
         return names[0] if names else ""
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Protocol
 
-from equipoise.errors import UnavailableError, WorkerFailedError, WorkerTimeoutError
+from equipoise.errors import InternalError, RequestError, UnavailableError, WorkerFailedError, WorkerTimeoutError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from equipoise.errors import RequestError
     from equipoise.gateway.exchange import Exchange
     from equipoise.gateway.router import Outcome
     from equipoise.gateway.transport import Header, Phase
     from equipoise.gateway.worker import Worker
+
+log = logging.getLogger(__name__)
 
 MAX_HELD_BYTES = 64 * 1024
 """Of an error's body that is kept while the request is tried again."""
@@ -86,3 +88,12 @@ def failure(phase: Phase, reason: str, workers: Sequence[Worker]) -> RequestErro
     if phase in TIME_LIMITS:
         return WorkerTimeoutError(message)
     return UnavailableError(message) if phase == "connect" else WorkerFailedError(message)
+
+
+def as_request_error(error: Exception) -> RequestError:
+    """What the client is told of an error on the way to a worker. Whatever is none of a request is a bug, of ours or of
+    an operator's policy: the log says which, and its client is answered all the same."""
+    if isinstance(error, RequestError):
+        return error
+    log.error("a request could not be routed", exc_info=error)
+    return InternalError("the gateway failed to route the request, its log says why")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from equipoise.errors import UnknownModelError
+from equipoise.gateway.fleet import listed
 
 if TYPE_CHECKING:
     from equipoise.gateway.fleet import Fleet
@@ -87,8 +88,7 @@ def model_card(fleet: Fleet, since: float, name: str) -> dict[str, Any]:
     """The entry of one model. Raises UnknownModelError, which names those that there are."""
     found = merged_models(fleet, since)
     if name not in found:
-        known = ", ".join(found) or "none"
-        raise UnknownModelError(f"model: there is no model {name!r} here; models: {known}")
+        raise UnknownModelError(f"model: there is no model {name!r} here; models: {listed(list(found))}")
     return found[name]
 
 
