@@ -103,6 +103,14 @@ def test_a_table_adds_layers_heads_and_attention(prefix: Path) -> None:
     assert decode * 1e6 == pytest.approx(100 + 3 * layer + 7 + 10 * 2 + 5)
 
 
+def test_each_request_of_a_step_has_an_overhead(prefix: Path) -> None:
+    plain, dear = TableCost(prefix, 3), TableCost(prefix, 3, row_overhead_s=7e-6)
+    load = StepLoad(20, 300, 2, 5, 640)
+    assert dear.rank_s(load) - plain.rank_s(load) == pytest.approx(7 * 7e-6)
+    kv_tokens = np.array([640, 645])
+    assert dear.decode_s(5, kv_tokens) - plain.decode_s(5, kv_tokens) == pytest.approx([5 * 7e-6] * 2)
+
+
 def test_chunks_and_their_history_are_interpolated(prefix: Path) -> None:
     cost = TableCost(prefix, 3)
     chunk, history, rows = 20, 64, 4

@@ -137,15 +137,25 @@ def _fill_line(line: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 class TableCost:
-    """A `CostModel` out of measured tables. `overhead_s` is what a step costs beside its kernels."""
+    """A `CostModel` out of measured tables. `overhead_s` is what a step costs beside its kernels, `row_overhead_s`
+    what each of its requests does."""
 
-    def __init__(self, prefix: Path, num_layers: int, *, overhead_s: float = 0.0, experts: tuple[int, int] = (0, 0)):
+    def __init__(
+        self,
+        prefix: Path,
+        num_layers: int,
+        *,
+        overhead_s: float = 0.0,
+        row_overhead_s: float = 0.0,
+        experts: tuple[int, int] = (0, 0),
+    ) -> None:
         """`experts`: how many there are and how many a token visits; only of models with a table of experts.
 
         Raises ConfigError when a table is missing or broken."""
         self.source = f"measured layer times, {prefix}"
         self._num_layers = num_layers
         self._overhead_s = overhead_s
+        self._row_overhead_s = row_overhead_s
         self._experts = experts
         self.attention = _attention(prefix)
         dense = _curves(_rows(prefix, "dense"), "layer", "tokens")
@@ -186,7 +196,8 @@ class TableCost:
             dense_s = self._dense_memo[num_tokens] = self._dense_s(num_tokens)
         heads_s = self._heads_memo.get(num_sequences)
         if heads_s is None:
-            heads_s = self._heads_memo[num_sequences] = sum(curve.at(num_sequences) for curve in self._heads)
+            heads_s = sum(curve.at(num_sequences) for curve in self._heads) + self._row_overhead_s * num_sequences
+            self._heads_memo[num_sequences] = heads_s
         return dense_s + heads_s
 
     def _dense_s(self, num_tokens: int) -> float:

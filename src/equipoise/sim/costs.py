@@ -27,6 +27,7 @@ def build_cost(config: CostConfig, folder: Path) -> CostModel:
             folder / config.tables,
             config.num_layers,
             overhead_s=config.overhead_ms / 1e3,
+            row_overhead_s=config.row_overhead_us / 1e6,
             experts=(config.num_experts, config.experts_per_token),
         )
     if config.model == "roofline":

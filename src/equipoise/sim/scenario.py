@@ -89,6 +89,9 @@ class CostConfig:
     overhead_ms: float = 0.0
     """table: milliseconds of a step beside its kernels."""
 
+    row_overhead_us: float = 0.0
+    """table: microseconds of each request of a step beside its kernels."""
+
     num_experts: int = 0
     """table: experts of a layer, of a mixture-of-experts model."""
 
@@ -107,9 +110,9 @@ class CostConfig:
     def __post_init__(self) -> None:
         one_of("model", self.model, get_args(CostKind))
         one_of("gpu", self.gpu, tuple(GPUS))
-        for name in ("step_ms", "prefill_token_ms", "prefill_pair_ns", "decode_row_ms", "kv_token_us", "overhead_ms"):
-            within(name.replace("_", "-"), getattr(self, name), 0, MOST)
-        within("eager-step-ms", self.eager_step_ms or 0.0, 0, MOST)
+        for name, price in vars(self).items():
+            if isinstance(price, float):
+                within(name.replace("_", "-"), price, 0, MOST)
         at_least("num-layers", self.num_layers, 1)
         at_least("tp-size", self.tp_size, 1)
         if self.model == "table" and (self.tables is None or self.num_layers is None):
