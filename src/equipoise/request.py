@@ -152,6 +152,7 @@ class Request:
         "encoder_items",
         "finish_reason",
         "handle",
+        "held_since_s",
         "lora",
         "may_load",
         "num_bypassed",
@@ -226,6 +227,7 @@ class Request:
         self.seat: int | None = None
         self.place = "new"
         self.parked_for: tuple[str, str] | None = None
+        self.held_since_s: float | None = None
         self.finish_reason: FinishReason | None = None
 
     def extend_prompt(self, tokens: Tokens, max_model_len: int) -> None:

@@ -6,6 +6,7 @@ import msgspec
 from tests.sched.rig import Rig
 
 from equipoise.sched.extend import Extension
+from equipoise.sched.resources import LoraSlots
 
 
 def why(rig, name):
@@ -37,6 +38,23 @@ def test_a_gate_a_pause_and_an_event_are_named():
     rig.scheduler.pause("new")
     rig.step()
     assert why(rig, "a").held_by == "pause"
+
+
+def test_a_parked_and_a_blocked_request_tell_since_when():
+    rig = Rig(Extension(resources=[LoraSlots(1)]))
+    rig.add("a", 4, max_tokens=1, lora="x")
+    rig.add("b", 4, max_tokens=9, lora="x")
+    rig.add("c", 4, lora="y")
+    rig.add("d", 4, wait_for="grammar")
+    assert why(rig, "d").held_for_s == 0.0
+    rig.step()
+    rig.clock.advance(2.0)
+    rig.step()  # "a" has ended: who is blocked may be asked again, which is no new wait
+    assert (why(rig, "c").held_by, why(rig, "c").held_for_s) == ("lora y", 2.0)
+    assert (why(rig, "d").held_by, why(rig, "d").held_for_s) == ("grammar", 2.0)
+    rig.scheduler.wake(next(r.handle for r in rig.scheduler.requests() if r.request_id == "d"))
+    rig.step()
+    assert (why(rig, "d").place, why(rig, "d").held_for_s) == ("decoding", None)
 
 
 def test_the_trace_keeps_the_last_decisions():

@@ -6,7 +6,7 @@ import pytest
 from tests.sched.rig import Rig, make_info
 
 from equipoise.config import SchedulerConfig
-from equipoise.errors import ConfigError
+from equipoise.errors import ConfigError, InvariantError
 from equipoise.sched.extend import Extension, load_extension
 
 MODULE = "rules_of_a_user"
@@ -77,3 +77,33 @@ def test_the_later_extension_wins_where_only_one_can_be(field):
 @pytest.mark.parametrize("field", ["limits", "prefill_gates", "admission_gates", "resources", "observers"])
 def test_lists_are_joined_in_order(field):
     assert getattr(Extension(**{field: [1]}).and_then(Extension(**{field: [2]})), field) == [1, 2]
+
+
+@pytest.mark.parametrize("answer", [-1, 5, 10**12, None, 1.0, float("nan"), "1"])
+def test_a_limit_that_answers_nonsense_is_named(answer):
+    def odd(_request, _n):
+        return answer
+
+    rig = Rig(Extension(limits=[lambda _view: odd]))
+    rig.add("a", 4)
+    with pytest.raises(InvariantError, match=r"the limit test_a_limit.* answered .* for 4 tokens"):
+        rig.plan()
+
+
+@pytest.mark.parametrize("answer", [None, 0.5, float("nan"), "1"])
+@pytest.mark.parametrize("kind", ["prefill_gates", "admission_gates"])
+def test_a_gate_that_answers_nonsense_is_named(kind, answer):
+    def odd(_view):
+        return answer
+
+    rig = Rig(Extension(**{kind: [odd]}))
+    rig.add("a", 4)
+    with pytest.raises(InvariantError, match=r"the gate test_a_gate.* answered"):
+        rig.plan()
+
+
+@pytest.mark.parametrize("kind", ["prefill_gates", "admission_gates"])
+def test_a_gate_below_zero_is_closed(kind):
+    rig = Rig(Extension(**{kind: [lambda _view: -3]}))
+    rig.add("a", 4)
+    assert rig.step() == []

@@ -141,14 +141,16 @@ def test_forced_tokens_stop_a_request():
     assert report_of(case).notes == []
 
 
-def test_drafts_are_for_the_next_plan_alone():
+def test_drafts_for_a_prompt_that_is_partly_computed_are_void():
     case = rows(
-        {"op": "sched", "scheduled": {"a": 4}},
+        {"op": "sched", "scheduled": {"a": 3}},
         {"op": "upd"},
         {"op": "sched", "scheduled": {"a": 1}},
         {"op": "upd"},
-        cfg={"spec": 2},
-        ops=[["add", "a", {"n": 4}], ["drafts", {"a": [7, 8]}], ["step"], ["step"]],
+        {"op": "sched", "scheduled": {"a": 1}},
+        {"op": "upd"},
+        cfg={"spec": 2, "budget": 3},
+        ops=[["add", "a", {"n": 4}], ["step"], ["drafts", {"a": [7, 8]}], ["step"], ["step"]],
     )
     assert report_of(case).notes == []
 

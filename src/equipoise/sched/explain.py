@@ -25,7 +25,7 @@ class Explanation(msgspec.Struct, frozen=True):
     """Where a request is and what it waits for.
 
     held_by: the rule, resource or event; "order" when it is not the head of the queue; "" when it runs
-    held_for_s: seconds for which the head has been held by that rule, when it is the queue that waits
+    held_for_s: seconds for which that rule, resource or event has held it; of those in the queue, their head
     num_ahead: requests that go before it
     """
 
@@ -49,13 +49,19 @@ def explain(request: Request, places: Places, hold: Hold, now_s: float) -> Expla
         request_id=request.request_id,
         place=request.place,
         held_by=_held_by(request, num_ahead, hold),
-        held_for_s=now_s - hold.since_s if request.place == "waiting" and hold.rule else None,
+        held_for_s=None if (since_s := _held_since_s(request, hold)) is None else now_s - since_s,
         num_ahead=num_ahead,
         head_held_by=hold.rule if request.place == "waiting" else "",
         num_prompt=request.num_prompt,
         num_output=len(request.output_ids),
         num_preemptions=request.num_preemptions,
     )
+
+
+def _held_since_s(request: Request, hold: Hold) -> float | None:
+    if request.place == "waiting":
+        return hold.since_s if hold.rule else None
+    return request.held_since_s if request.place in ("parked", "blocked") else None
 
 
 def _held_by(request: Request, num_ahead: int, hold: Hold) -> str:

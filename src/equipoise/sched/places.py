@@ -119,17 +119,22 @@ class Places:
         self.ledger.move(request, "waiting")
         self.waiting.push(request)
 
-    def park(self, request: Request, event: str) -> None:
+    def park(self, request: Request, event: str, now_s: float) -> None:
         """New -> parked until `event` has happened."""
+        request.held_since_s = now_s
         self._park(request, "parked", (event, ""))
 
-    def block(self, request: Request, resource: str, share: str) -> None:
+    def block(self, request: Request, resource: str, share: str, now_s: float) -> None:
         """Waiting -> blocked until there may be room in `resource` for `share`."""
         self.waiting.remove(request)
+        if request.held_since_s is None:  # else it was asked again and still has no room
+            request.held_since_s = now_s
         self._park(request, "blocked", (resource, share))
 
     def unpark(self, request: Request) -> None:
-        """Parked or blocked -> waiting."""
+        """Parked or blocked -> waiting. A resource may hold one again that it held: that is one wait."""
+        if request.place == "parked":
+            request.held_since_s = None
         self._leave_park(request)
         self.wait(request)
 
@@ -168,6 +173,7 @@ class Places:
     def seat(self, request: Request) -> int:
         """Waiting -> prefilling, with pages; returns the seat."""
         self.waiting.remove(request)
+        request.held_since_s = None
         self.loaded.pop(request.handle, None)
         seat = self._free_seats.pop()
         self.columns.seat(request, seat)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from equipoise.errors import InvariantError
 from equipoise.sched.plan import PrefillRow, StepPlan
 from equipoise.sched.rules import OPEN, rule_name
 
@@ -56,6 +57,7 @@ class Planner:
         self.held_by = ""
         self.has_backlog = False
         self.last_prefill_step = 0
+        self._now_s = 0.0
         self._no_victim_at: tuple[int, int] | None = None
         self._places = places
         self._columns = places.columns
@@ -72,6 +74,7 @@ class Planner:
     def plan(self, view: StepView, num_outstanding: int, *, may_admit: bool) -> StepPlan:
         """The rows of the next step. `may_admit` False: paused for newcomers."""
         plan = StepPlan(view.step)
+        self._now_s = view.now_s
         self._budget.begin_step()
         self._wake_blocked()
         may_prefill, closed_by = _ask(self._rules.prefill_gates, view)
@@ -88,7 +91,7 @@ class Planner:
                 allowed, closed_by = 0, PREEMPTED
             closed_by = self._plan_admissions(plan, limits, allowed) or closed_by
         self.held_by = closed_by if self._places.waiting else ""
-        if any([row.start < row.request.num_known - 1 for row in plan.prefills]):
+        if any(row.start < row.request.num_known - 1 for row in plan.prefills):
             self.last_prefill_step = plan.step
         for observer in self._rules.observers:
             observer(plan, view, self.held_by)
@@ -220,7 +223,7 @@ class Planner:
             return self._cut_by(request, limits)
         for resource in self._rules.resources:
             if not resource.fit(request, n):
-                self._places.block(request, resource.name, resource.share(request))
+                self._places.block(request, resource.name, resource.share(request), self._now_s)
                 return BLOCKED
         upto = match.num_tokens + n
         if not self._kv.admit(request, match, upto, self._pages_to_reserve(request, upto, len(match.pages))):
@@ -332,14 +335,14 @@ class Planner:
         if n > room:
             n = room
         for limit in limits:
-            n = limit(request, n)
+            n = _within(limit, n, limit(request, n))
         return n
 
     def _cut_by(self, request: Request, limits: list[Limit]) -> str:
         """What leaves a newcomer no token: the budget, or the first limit that says so."""
         n = min(request.num_known - request.num_computed, self._budget.room)
         for limit in limits:
-            if n and not (n := limit(request, n)):
+            if n and not (n := _within(limit, n, limit(request, n))):
                 return rule_name(limit)
         return NO_BUDGET
 
@@ -362,6 +365,15 @@ def _ask(gates: Sequence[Gate], view: StepView) -> tuple[int, str]:
     strictest, name = OPEN, ""
     for gate in gates:
         answer = gate(view)
+        if answer.__class__ is not int:
+            raise InvariantError(f"the gate {rule_name(gate)} answered {answer!r}, not a whole number")
         if answer < strictest:
             strictest, name = answer, rule_name(gate)
-    return strictest, name
+    return (strictest if strictest > 0 else 0), name
+
+
+def _within(limit: Limit, n: int, answer: int) -> int:
+    """`answer`, the tokens out of `n` that `limit` leaves. Raises InvariantError for one that a limit must not give."""
+    if answer.__class__ is int and 0 <= answer <= n:
+        return answer
+    raise InvariantError(f"the limit {rule_name(limit)} answered {answer!r} for {n} tokens, not a whole number of them")

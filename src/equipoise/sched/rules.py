@@ -59,7 +59,7 @@ LimitRule = Callable[[StepView], Limit | None]
 """Bind a limit for one step; None when it is void in this step."""
 
 Gate = Callable[[StepView], int]
-"""0 closed, `OPEN` no bound, else how many requests may enter."""
+"""0 or less closed, `OPEN` no bound, else how many requests may enter."""
 
 Observer = Callable[["StepPlan", StepView, str], None]
 """`observer(plan, view, held_by)`: a step was planned; `held_by` is "" when the queue was drained."""

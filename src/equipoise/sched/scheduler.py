@@ -115,7 +115,7 @@ class Scheduler:
         if wait_for is None:
             self._places.wait(request)
         else:
-            self._places.park(request, wait_for)
+            self._places.park(request, wait_for, self._clock.now())
 
     def wake(self, handle: int) -> None:
         """What a parked request waited for is there. Ignored when the request has ended."""

@@ -177,7 +177,6 @@ class Run:
         self._throttles = bool((options or {}).get("throttle"))
         # "Pause all" means that the engine does not call the scheduler.
         plan = self.scheduler.schedule() if self.scheduler.paused != "all" else _nothing(self.scheduler)
-        self.drafts.next.clear()  # of those who could not take them
         self._outstanding.append(plan)
         scheduled = {self._name_of_seat(plan, row): 1 for row in range(len(plan.decode_seats))}
         scheduled |= {row.request.request_id: row.n for row in plan.prefills}
@@ -240,8 +239,9 @@ class Run:
                 raise ValueError(f"{mode!r} is not UNPAUSED, PAUSED_NEW or PAUSED_ALL")
 
     def op_drafts(self, drafts: dict[str, list[int]]) -> None:
-        """What to propose in the next plan."""
-        self.drafts.next |= drafts
+        """What to propose when each decodes next; a request whose prompt is partly computed gets none."""
+        partly = {request.request_id for request in self.scheduler.requests() if request.place == "prefilling"}
+        self.drafts.next |= {name: tokens for name, tokens in drafts.items() if name not in partly}
 
     def op_reset(self, running: bool = False) -> None:
         """Forget all cached prefixes; with `running` those who run start anew."""
