@@ -14,7 +14,7 @@ from equipoise.errors import RequestError
 from equipoise.gateway.admin import Admin, is_loopback
 from equipoise.gateway.metrics import GatewayMetrics
 from equipoise.gateway.probes import Probes
-from equipoise.gateway.request import ClientRequest
+from equipoise.gateway.request import ClientRequest, RequestHead
 from equipoise.gateway.routes import Answer, Routes
 from equipoise.gateway.wire import openai_error
 from equipoise.gateway.worker import Found
@@ -49,8 +49,7 @@ class Gateway:
         """Status and JSON of an answer."""
         raw = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
         target = path.encode() + (b"?" + query if query else b"")
-        request = ClientRequest(method.encode(), target, headers, [])
-        request.body = raw
+        request = ClientRequest(RequestHead(method.encode(), target, headers, []), raw)
         try:
             answer = self._answer(request)
         except RequestError as error:

@@ -25,7 +25,7 @@ from tests.gateway.plane_kit import (
 )
 
 from equipoise.gateway.client import MAX_PIPELINED, ClientLimits
-from equipoise.gateway.request import ClientRequest, check_head
+from equipoise.gateway.request import RequestHead, check_head
 
 CHUNKED = (
     b"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -281,7 +281,7 @@ def test_connection_close_is_heard() -> None:
 def test_many_connection_headers_hold_nobody_up() -> None:
     headers = [(b"B%d" % number, b"") for number in range(20_000)]
     options = [(b"connection", b"b%d, close" % number) for number in range(0, 20_000, 2)]
-    request = ClientRequest(b"GET", b"/", headers, [(b"host", b"a"), *options])
+    request = RequestHead(b"GET", b"/", headers, [(b"host", b"a"), *options])
     started = time.process_time()
     check_head(request, "1.1", 0)
     assert time.process_time() - started < 5.0  # each against each took over 10 s

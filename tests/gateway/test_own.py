@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from equipoise.gateway.own import name_in_path
-from equipoise.gateway.request import ClientRequest
+from equipoise.gateway.request import ClientRequest, RequestHead
 
 
 @pytest.mark.parametrize(
@@ -20,4 +20,4 @@ from equipoise.gateway.request import ClientRequest
     ],
 )
 def test_a_name_is_what_is_left(target: bytes, suffix: str, name: str) -> None:
-    assert name_in_path(ClientRequest(b"GET", target, [], []), "/workers/", suffix) == name
+    assert name_in_path(ClientRequest(RequestHead(b"GET", target, [], [])), "/workers/", suffix) == name

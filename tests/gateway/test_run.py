@@ -92,7 +92,7 @@ def test_the_access_log_follows_its_file(fleet: Fleet, tmp_path: Path) -> None:
         expected = {"method": "POST", "path": CHAT, "status": 200, "outcome": "ok", "num_tries": 1}
         assert expected.items() <= line.items()
         assert line["worker"].startswith("http://127.0.0.1:")
-        assert line["e2e_ms"] > 0
+        assert line["e2e_ms"] >= 0
         assert line["prompt_tokens"] > 0
         assert line["output_tokens"] > 0
         assert line["response_bytes"] > 0

@@ -64,10 +64,10 @@ class AnswerWriter:
                 continue
             parts += (name, b": ", value, b"\r\n")
         self._has_body = request.method != b"HEAD" and status not in NO_BODY_STATUSES
-        keeps_alive = request.keeps_alive and may_keep_alive
+        keeps_alive = request.head.keeps_alive and may_keep_alive
         self._is_chunked = self._ends_by_close = False
         if self._has_body and not is_framed:
-            if request.is_http10:
+            if request.head.is_http10:
                 self._ends_by_close = True
                 keeps_alive = False
             else:
@@ -75,7 +75,7 @@ class AnswerWriter:
                 parts.append(b"transfer-encoding: chunked\r\n")
         if not keeps_alive:
             parts.append(b"connection: close\r\n")
-        elif request.is_http10:
+        elif request.head.is_http10:
             parts.append(b"connection: keep-alive\r\n")
         self.keeps_alive = keeps_alive
         parts.append(b"\r\n")

@@ -11,24 +11,35 @@ import asyncio
 import logging
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, cast
 
 from httptools import HttpParserCallbackError, HttpParserError, HttpParserUpgrade, HttpRequestParser
 
 from equipoise.errors import InvalidValueError, RequestError, RequestTimeoutError
 from equipoise.gateway.answer import AnswerWriter
-from equipoise.gateway.request import ClientRequest, Refusal, check_head, check_head_size, head_too_large, too_large
+from equipoise.gateway.known import KnownHead, known_head
+from equipoise.gateway.request import (
+    ClientRequest,
+    Refusal,
+    RequestHead,
+    check_head,
+    check_head_size,
+    head_too_large,
+    too_large,
+)
 from equipoise.gateway.wire import CONTINUE, MAX_HEAD_BYTES, named_in_connection
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from equipoise.gateway.sweep import Sweep
+    from equipoise.gateway.front import Front, Served
     from equipoise.gateway.transport import Header
 
 log = logging.getLogger(__name__)
 
 MAX_PIPELINED = 16
+MAX_PIECES = 1024
+"""Pieces of a body that are kept apart: chunks of two bytes would take 24 times as much memory as the body."""
 LINGER_S = 2.0
 """Seconds that a refused client may go on sending: a connection closed on unread bytes is reset, and the reset wipes
 out the answer."""
@@ -44,40 +55,6 @@ class ClientLimits:
     idle_s: float = 75.0
 
 
-class Served(Protocol):
-    """A request that is being answered, as its client's connection knows it."""
-
-    def client_gone(self) -> None:
-        """Nobody waits for the answer any more."""
-
-    def pause(self) -> None:
-        """The client does not keep up: bring no more for now."""
-
-    def resume(self) -> None:
-        """It does again."""
-
-
-class Front(Protocol):
-    """What all clients' connections share."""
-
-    sweep: Sweep
-    client_limits: ClientLimits
-    marked: dict[bytes, bool]
-    is_draining: bool
-
-    def serve(self, client: ClientConnection, request: ClientRequest) -> None:
-        """Begin to answer `request`: set `client.served`, call `client.answered` when it is done, which may be now."""
-
-    def refuse(self, client: ClientConnection, refusal: Refusal) -> None:
-        """Answer what is no acceptable request; `client.answered` follows at once."""
-
-    def opened(self, client: ClientConnection) -> None:
-        """A client connected."""
-
-    def closed(self, client: ClientConnection) -> None:
-        """It left."""
-
-
 class _StopParsingError(Exception):
     """Raised inside the parser: the request is refused."""
 
@@ -91,16 +68,17 @@ class ClientConnection(asyncio.Protocol):
 
     writer: writes its answers. address: where it comes from. served: the request that is being answered.
 
-    Of the request that comes in: _url, _headers, _marked, _pieces, _num_body_bytes gather it, _incoming is it once its
+    Of the request that comes in: _url, _headers, _marked, _pieces, _num_body_bytes gather it (the first _num_joined
+    pieces are joined ones), _incoming is it once its
     head is complete, _is_receiving says that a byte of it came, _num_head_bytes counts reads that brought no body
     (_num_counted_bytes of it came before). _waits_since, _waits_for: since when, as the sweep saw it, the connection
-    waits for what."""
+    waits for what. _known is the last head that came whole with its body."""
 
     __slots__ = (
         "_feed", "_front", "_headers", "_incoming", "_is_looping", "_is_paused", "_is_receiving", "_is_refused",
-        "_is_upgrade", "_kinds", "_marked", "_num_body_bytes", "_num_counted_bytes", "_num_head_bytes", "_num_unsent",
-        "_parser", "_pending", "_pieces", "_read_len", "_transport", "_url", "_waits_for", "_waits_since", "address",
-        "served", "writer",
+        "_is_upgrade", "_kinds", "_known", "_marked", "_num_body_bytes", "_num_counted_bytes", "_num_head_bytes",
+        "_num_joined", "_num_unsent", "_parser", "_pending", "_pieces", "_read_len", "_transport", "_url",
+        "_waits_for", "_waits_since", "address", "served", "writer",
     )  # fmt: skip
 
     _transport: asyncio.Transport
@@ -116,9 +94,10 @@ class ClientConnection(asyncio.Protocol):
         self._marked: list[Header] = []
         self._pieces: list[bytes] = []
         self._num_body_bytes = self._num_counted_bytes = 0
-        self._num_head_bytes = 0
+        self._num_head_bytes = self._num_joined = 0
         self._read_len = 0
-        self._incoming: ClientRequest | None = None
+        self._incoming: RequestHead | None = None
+        self._known: KnownHead[RequestHead] | None = None
         self._pending: deque[ClientRequest | Refusal] = deque()
         self.served: Served | None = None
         self._is_receiving = self._is_refused = self._is_upgrade = False
@@ -141,6 +120,13 @@ class ClientConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse what came; serve what is complete."""
+        is_between = not self._is_receiving
+        known = self._known
+        if known is not None and is_between:
+            body = known.body_of(data)
+            if body is not None and self._is_idle(len(body)):
+                self._front.serve(self, ClientRequest(known.head, body, self.address))
+                return
         self._read_len = len(data)
         try:
             self._feed(data)
@@ -152,6 +138,8 @@ class ClientConnection(asyncio.Protocol):
         if self._is_receiving:
             self._receive_part()
         if self._pending:
+            if is_between:
+                self._know(data)
             if self.served is None:
                 self._next()
             if len(self._pending) > MAX_PIPELINED and not self._is_refused:
@@ -209,11 +197,11 @@ class ClientConnection(asyncio.Protocol):
         url, headers, marked = self._url, self._headers, self._marked
         self._url, self._headers, self._marked = b"", [], []
         self._num_body_bytes = self._num_counted_bytes = 0
-        request = self._incoming = ClientRequest(parser.get_method(), url, headers, marked, version == "1.0")
+        head = self._incoming = RequestHead(parser.get_method(), url, headers, marked, version == "1.0")
         try:
             if self._num_head_bytes + self._read_len > MAX_HEAD_BYTES:
                 check_head_size(url, headers, marked)
-            check_head(request, version, self._front.client_limits.max_body_bytes)
+            check_head(head, version, self._front.client_limits.max_body_bytes)
         except RequestError as error:
             self._refuse(error)
             raise _StopParsingError from None
@@ -223,7 +211,11 @@ class ClientConnection(asyncio.Protocol):
 
     def on_body(self, data: bytes) -> None:
         """A piece of the body."""
-        self._pieces.append(data)
+        pieces = self._pieces
+        pieces.append(data)
+        if len(pieces) - self._num_joined > MAX_PIECES:
+            pieces[self._num_joined :] = [b"".join(pieces[self._num_joined :])]
+            self._num_joined += 1
         self._num_body_bytes += len(data)
         limit = self._front.client_limits.max_body_bytes
         if self._num_body_bytes > limit:
@@ -232,23 +224,42 @@ class ClientConnection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         """The request is complete: it is served when the parser has returned."""
-        request = self._incoming
-        if self._is_upgrade or request is None:
+        head = self._incoming
+        if self._is_upgrade or head is None:
             return
+        body = b""
         pieces = self._pieces
         if pieces:
-            request.body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
             self._pieces = []
-        request.keeps_alive = self._parser.should_keep_alive()
-        request.client = self.address
+            self._num_joined = 0
+        head.keeps_alive = self._parser.should_keep_alive()
         self._incoming = None
         self._is_receiving = False
         self._waits_for = ""
         if self._marked or self._headers:  # trailers
             self._headers, self._marked = [], []
-        self._pending.append(request)
+        self._pending.append(ClientRequest(head, body, self.address))
 
     # Serving
+
+    def _is_idle(self, num_body: int) -> bool:
+        """Whether a request with `num_body` bytes, nothing before it, would be served at once."""
+        return (
+            self.served is None
+            and not self._pending
+            and not self._is_paused
+            and self.writer.keeps_alive
+            and num_body <= self._front.client_limits.max_body_bytes
+        )
+
+    def _know(self, data: bytes) -> None:
+        """Keep the head of `data`, if that is one request and the next one may be its like."""
+        request = self._pending[0]
+        if len(self._pending) == 1 and isinstance(request, ClientRequest) and not self._is_receiving:
+            head = request.head
+            if head.keeps_alive and len(request.body) == head.num_announced:
+                self._known = known_head(data, head.num_announced, head)
 
     def answered(self) -> None:
         """The answer is complete, or cut off: serve the next request, or close."""
@@ -319,9 +330,9 @@ class ClientConnection(asyncio.Protocol):
 
     def _continue(self) -> None:
         """Tell a client that waits for it to send its body, unless an answer must go first."""
-        request = self._incoming
-        if request is not None and request.expects_continue and self.served is None and not self._pending:
-            request.expects_continue = False
+        head = self._incoming
+        if head is not None and head.expects_continue and self.served is None and not self._pending:
+            head.expects_continue = False
             if not self._num_body_bytes:
                 self._transport.write(CONTINUE)
 
@@ -354,11 +365,13 @@ class ClientConnection(asyncio.Protocol):
     def _refuse(self, error: RequestError) -> None:
         """Answer with `error` in its turn, and read nothing more."""
         self._feed = _ignore
+        self._known = None
         self._is_refused = True
         self._is_receiving = False
         self._incoming = None
         self._waits_for = ""
         self._pieces.clear()
+        self._num_joined = 0
         self._pending.append(Refusal(error))
 
     def _on_parser_error(self, error: HttpParserError) -> None:
@@ -370,14 +383,14 @@ class ClientConnection(asyncio.Protocol):
 
     def _go_on_without_upgrade(self, rest: bytes) -> None:
         """No other protocol is spoken here: the request is one of HTTP/1.1, whose parser stopped after its head."""
-        request = self._incoming
-        if request is None:
+        head = self._incoming
+        if head is None:
             return
         self._is_upgrade = False
-        dropped = named_in_connection(request.marked) | {b"connection", b"upgrade"}
-        marked = [header for header in request.marked if header[0] not in dropped and not self._kinds[header[0]]]
-        lines = [b"%b: %b\r\n" % header for header in (*marked, *request.headers) if header[0].lower() not in dropped]
+        dropped = named_in_connection(head.marked) | {b"connection", b"upgrade"}
+        marked = [header for header in head.marked if header[0] not in dropped and not self._kinds[header[0]]]
+        lines = [b"%b: %b\r\n" % header for header in (*marked, *head.headers) if header[0].lower() not in dropped]
         self._parser = HttpRequestParser(self)
         self._feed = self._parser.feed_data
         self._incoming = None
-        self.data_received(b"%b %b HTTP/1.1\r\n%b\r\n%b" % (request.method, request.target, b"".join(lines), rest))
+        self.data_received(b"%b %b HTTP/1.1\r\n%b\r\n%b" % (head.method, head.target, b"".join(lines), rest))

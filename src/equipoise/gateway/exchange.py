@@ -96,7 +96,7 @@ class Exchange:
         self.started_at = now
         plane.sweep.add(self, None)
         try:
-            if plane.queue.enter(self.request.marked_value(plane.fairness_header) or b"", self, now):
+            if plane.queue.enter(self.request.head.fairness_key, self, now):
                 self.has_place = True
                 self._admitted(now)
             else:
@@ -135,7 +135,7 @@ class Exchange:
         if endpoint.generates:
             num_output = plane.lengths.num_output(model, intake.max_tokens) * intake.num_choices
         keys = prefix_keys(intake.prompt) if plane.way.wants_keys else ()
-        self.ask = Ask(num_prompt, num_output, keys, self.request.marked_value(plane.session_header) or intake.session)
+        self.ask = Ask(num_prompt, num_output, keys, self.request.head.session or intake.session)
         self._try(now)
 
     def _try(self, now: float) -> None:

@@ -156,7 +156,7 @@ class Pairs:
 
 def _named_rank(exchange: Exchange) -> int | None:
     """The rank that the request itself names, for both legs."""
-    named = exchange.request.named_rank
+    named = exchange.request.head.named_rank
     return exchange.intake.named_rank if named is None else named
 
 
@@ -184,11 +184,11 @@ def _headers(exchange: Exchange) -> list[Header]:
     headers = exchange.request.headers
     if exchange.intake.return_logprob:
         return [header for header in headers if header[0].lower() != _ACCEPT_ENCODING]
-    return [*headers]
+    return headers
 
 
 def _outgoing(exchange: Exchange, headers: list[Header], fields: list[bytes]) -> Outgoing:
     """Goes out once: a room is entered once, another try has another one."""
     request = exchange.request
     body = splice(request.body, b",".join(fields))
-    return Outgoing(request.method, request.target, headers, body, exchange.intake.is_stream, goes_once=True)
+    return Outgoing(request.head.method, request.head.target, headers, body, exchange.intake.is_stream, goes_once=True)

@@ -20,7 +20,7 @@ from equipoise.gateway.access_log import AccessLine
 from equipoise.gateway.client import ClientConnection, ClientLimits
 from equipoise.gateway.exchange import Exchange
 from equipoise.gateway.queue import FairQueue
-from equipoise.gateway.request import ClientRequest, marked_names
+from equipoise.gateway.request import ClientRequest, RequestHead, marked_names
 from equipoise.gateway.retry import Retries, RetryRules
 from equipoise.gateway.routes import NO_ENDPOINT, Answer, Endpoint
 from equipoise.gateway.wire import error_headers
@@ -114,8 +114,8 @@ class Plane:
         self.metrics = metrics
         self.limits = settings.limits
         self.client_limits = settings.client
-        self.fairness_header = settings.fairness_header
-        self.session_header = settings.session_header
+        self._fairness_header = settings.fairness_header
+        self._session_header = settings.session_header
         self.marked = marked_names((settings.fairness_header, settings.session_header))
         self.retries = Retries(settings.retry, Random(settings.seed))
         self.queue: FairQueue[Exchange] = FairQueue(settings.max_inflight, settings.max_queue, Exchange.displaced)
@@ -183,18 +183,16 @@ class Plane:
         """See Front."""
         if not request.request_id:
             request.request_id = b"%b-%x" % (self._id_prefix, next(self._ids))
-            request.headers.append((b"x-request-id", request.request_id))
-        try:
-            endpoint = self._routes.find(request.method, request.path)
-            if request.via and self._via[1] in request.via:
-                raise LoopError("the request came back to this gateway: it is one of its own workers")
-        except RequestError as error:
-            self._answer_error(client, request, error, NO_ENDPOINT)
-            return
+        endpoint = request.head.endpoint
+        if endpoint is None:
+            try:
+                endpoint = self._look_into(request.head)
+            except RequestError as error:
+                self._answer_error(client, request, error, NO_ENDPOINT)
+                return
         if endpoint.handler is not None:
             self._serve_own(client, request, endpoint, endpoint.handler)
             return
-        request.headers.append(self._via)
         exchange = Exchange(self, client, request, endpoint)
         client.served = exchange
         self._exchanges[exchange] = None
@@ -202,10 +200,23 @@ class Plane:
 
     def refuse(self, client: ClientConnection, refusal: Refusal) -> None:
         """See Front."""
-        request = ClientRequest(b"", b"", [], [])
+        head = RequestHead(b"", b"", [], [])
+        head.keeps_alive = False
+        request = ClientRequest(head)
         request.request_id = b"%b-%x" % (self._id_prefix, next(self._ids))
-        request.keeps_alive = False
         self._answer_error(client, request, refusal.error, NO_ENDPOINT)
+
+    def _look_into(self, head: RequestHead) -> Endpoint:
+        """What answers requests with `head`, which hears what the plane makes of it. Raises RequestError."""
+        if head.via and self._via[1] in head.via:
+            raise LoopError("the request came back to this gateway: it is one of its own workers")
+        endpoint = self._routes.find(head.method, head.path)
+        if endpoint.handler is None:
+            head.headers.append(self._via)
+        head.fairness_key = head.marked_value(self._fairness_header) or b""
+        head.session = head.marked_value(self._session_header)
+        head.endpoint = endpoint
+        return endpoint
 
     # Ends
 
@@ -352,7 +363,7 @@ def _line(exchange: Exchange, outcome: Outcome, now: float) -> AccessLine:
         request.request_id.decode("latin-1"),
         request.client,
         request.method.decode(),
-        request.target.decode(),
+        request.head.target.decode(),
         exchange.status,
         outcome,
         round((now - exchange.started_at) * 1e3, 3),

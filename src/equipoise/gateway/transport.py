@@ -25,12 +25,13 @@ class Outgoing:
 
     path: with its query, as it stands in the request line
     headers: end-to-end ones; the transport adds Host, the framing of the body, and nothing else
+    lines: further ones as they stand on the wire, a line break before each
     body: whole; b"" for none
     is_stream: the client asked for an answer in pieces
     goes_once: a worker that has seen it must not see it again, even where it closed the connection without a word
     """
 
-    __slots__ = ("body", "goes_once", "headers", "is_stream", "method", "path")
+    __slots__ = ("body", "goes_once", "headers", "is_stream", "lines", "method", "path")
 
     def __init__(
         self,
@@ -41,6 +42,7 @@ class Outgoing:
         is_stream: bool = False,
         *,
         goes_once: bool = False,
+        lines: bytes = b"",
     ) -> None:
         self.method = method
         self.path = path
@@ -48,6 +50,7 @@ class Outgoing:
         self.body = body
         self.is_stream = is_stream
         self.goes_once = goes_once
+        self.lines = lines
 
 
 class Leg(Protocol):

@@ -260,7 +260,7 @@ class UpstreamConnection(asyncio.Protocol):
 
 def request_bytes(outgoing: Outgoing, host: bytes) -> bytes:
     """A whole request as it goes over the wire."""
-    parts = [outgoing.method, b" ", outgoing.path, b" HTTP/1.1\r\nhost: ", host]
+    parts = [outgoing.method, b" ", outgoing.path, b" HTTP/1.1\r\nhost: ", host, outgoing.lines]
     for name, value in outgoing.headers:
         parts += (b"\r\n", name, b": ", value)
     body = outgoing.body

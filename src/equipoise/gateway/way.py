@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from equipoise.config.worker import WorkerRole
     from equipoise.gateway.exchange import Exchange
     from equipoise.gateway.router import Outcome, Route, Router
-    from equipoise.gateway.transport import Call
+    from equipoise.gateway.transport import Call, Header
     from equipoise.gateway.worker import Worker
 
 
@@ -31,19 +31,21 @@ class OneLeg:
     def start(self, exchange: Exchange, now: float, role: WorkerRole = "mixed") -> OneLegTry:
         """See Way. The worker is one of `role`."""
         request, intake = exchange.request, exchange.intake
-        named_rank = request.named_rank
+        named_rank = request.head.named_rank
         if named_rank is None:
             named_rank = intake.named_rank
         route = self._router.route(exchange.ask, intake.model, role, exchange.tried, now, named_rank)
         worker = exchange.worker = route.worker
         rank = exchange.rank = route.rank
-        headers, body = [*request.headers], request.body
+        headers: list[Header] = []
+        body = request.body
         if rank is not None and named_rank is None:
             fields: list[bytes] = []
             worker.place_rank(rank, headers, fields)
             if fields and intake.has_fields:
                 body = splice(body, b",".join(fields))
-        outgoing = Outgoing(request.method, request.target, headers, body, intake.is_stream)
+        head = request.head
+        outgoing = Outgoing(head.method, head.target, headers, body, intake.is_stream, lines=request.lines)
         return OneLegTry(self._router, route, worker.transport.start(outgoing, exchange))
 
 
