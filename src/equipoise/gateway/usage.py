@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 MAX_TAIL_BYTES = 8192
 """What is looked at: usage comes last in every answer."""
 
 _OUTPUT = (b'"completion_tokens"', b'"output_tokens"')
 _PROMPT = (b'"prompt_tokens"', b'"input_tokens"')
-_DIGITS = b"0123456789"
-MAX_DIGITS = 12
+_VALUE = re.compile(rb"\s*:\s*([0-9]{1,12})(?![0-9])")
 
 
 def read_usage(tail: bytes) -> tuple[int, int | None]:
@@ -23,15 +24,8 @@ def read_usage(tail: bytes) -> tuple[int, int | None]:
 def _number(tail: bytes, names: tuple[bytes, ...]) -> int | None:
     for name in names:
         at = tail.rfind(name)
-        if at < 0:
-            continue
-        rest = tail[at + len(name) : at + len(name) + MAX_DIGITS + 8].lstrip()
-        if not rest.startswith(b":"):
-            continue
-        digits = rest[1:].lstrip()
-        end = 0
-        while end < len(digits) and digits[end] in _DIGITS:
-            end += 1
-        if 0 < end <= MAX_DIGITS:
-            return int(digits[:end])
+        if at >= 0:
+            found = _VALUE.match(tail, at + len(name))
+            if found is not None:
+                return int(found[1])
     return None
