@@ -6,6 +6,7 @@ import asyncio
 import json
 import socket
 import time
+import tracemalloc
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -274,6 +275,30 @@ def test_connection_close_is_heard() -> None:
             assert b"connection: close\r\n" in data
             assert len(worker.seen) == 1
             assert b"x-hop" not in worker.seen[0][0].lower()
+
+    asyncio.run(run())
+
+
+def test_a_body_in_tiny_chunks_takes_no_more_memory_than_others() -> None:
+    async def run() -> None:
+        worker = ScriptedWorker()
+        body = json.dumps({"model": "m", "prompt": "ab" * 500_000}).encode()
+        body += b" " * (len(body) % 2)
+        chunks = b"".join(b"2\r\n%b\r\n" % body[at : at + 2] for at in range(0, len(body), 2))
+        async with staged(worker) as stage:
+            peer = await stage.connect()
+            peer.send(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n")
+            tracemalloc.start()
+            try:
+                for at in range(0, len(chunks), 1 << 16):
+                    peer.send(chunks[at : at + (1 << 16)])
+                    await peer.writer.drain()
+                peer.send(b"0\r\n\r\n")
+                assert (await peer.message())[1] == OK_BODY
+                assert tracemalloc.get_traced_memory()[1] < 12 * len(body)  # kept apart: over 24
+            finally:
+                tracemalloc.stop()
+            assert worker.seen[0][1] == body
 
     asyncio.run(run())
 
