@@ -97,6 +97,16 @@ def test_names_that_clients_make_up_share_one_policy_and_few_groups() -> None:
     assert len(made) <= 2
 
 
+def test_an_empty_fleet_refuses_for_the_moment_only() -> None:
+    fleet = empty_fleet()
+    router = router_of(fleet)
+    with pytest.raises(NoWorkerError, match="there is none"):
+        router.route(ask(), "m", "mixed", (), 0.0)
+    fleet.add(WorkerSpec("a:1"), 0.0)
+    with pytest.raises(NoWorkerError, match="1 starting"):
+        router.route(ask(), "m", "mixed", (), 2 * UNKNOWN_GRACE_S)
+
+
 def test_of_many_models_an_error_names_some() -> None:
     fleet = empty_fleet()
     router = router_of(fleet)

@@ -245,8 +245,10 @@ class Router:
             return serving
         if any(not worker.is_known and now - worker.added_at < UNKNOWN_GRACE_S for worker in workers):
             return [worker for worker in workers if not worker.is_known]
-        known = listed(self._fleet.models())
-        raise UnknownModelError(f"model: there is no model {model!r} here; models: {known}")
+        models = self._fleet.models()
+        if not models:
+            return workers  # a fleet that is empty, or silent, will not stay so: its clients may come again
+        raise UnknownModelError(f"model: there is no model {model!r} here; models: {listed(models)}")
 
     def _name(self, model: str | None, role: WorkerRole) -> str:
         """Under which name `model` has its worker policy. Those that no worker lists, which clients may make up
