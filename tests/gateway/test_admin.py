@@ -362,6 +362,7 @@ def test_policies_are_exchanged_by_role() -> None:
     [
         ({}, "policy: name a policy, a rank_policy or both", "policy"),
         ({"policy": "best"}, "worker policy: 'best' is not known, allowed are prefix_tokens, ", "policy"),
+        ({"policy": ""}, "worker policy: '' is not known, allowed are prefix_tokens, ", "policy"),
         ({"policy": "random", "rank_policy": "best"}, "rank policy: 'best' is not known, allowed are", "rank_policy"),
         ({"policy": "os:system"}, "policy: 'os:system': a dotted path is for --policy", "policy"),
         ({"rank_policy": "os:system"}, "rank_policy: 'os:system': a dotted path is for --rank-policy", "rank_policy"),

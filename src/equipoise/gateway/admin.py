@@ -259,7 +259,8 @@ class Admin:
         made = {}
         for role in (each for each in WORKER_ROLES if body.role in (None, each)):
             now = self._router.policies(role)
-            names = (body.policy or now.worker_name, body.rank_policy or now.rank_name)
+            worker_name = now.worker_name if body.policy is None else body.policy
+            names = (worker_name, now.rank_name if body.rank_policy is None else body.rank_policy)
             try:
                 made[role] = make_policies(*names, self._config.routing.routing_seed)
             except ConfigError as error:
