@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +14,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from equipoise.sim.scenario import make_scenario, read_scenario
+from equipoise.sim.scenario import as_table, make_scenario, read_scenario
 
 ROOT = Path(__file__).parent.parent.parent
 EXAMPLES = sorted((ROOT / "src/equipoise/sim/examples").glob("*.yaml"))
@@ -134,6 +136,27 @@ def test_examples_that_need_no_trace_run(tmp_path: Path) -> None:
     # The published gain is 18%; the fit without the gate is within 3% of the published duration.
     assert free["duration_s"] == pytest.approx(591.9, rel=0.03)
     assert 1.1 < free["duration_s"] / held["duration_s"] < 1.3
+
+
+def test_the_commands_of_the_guide_run(tmp_path: Path) -> None:
+    guide = (ROOT / "docs/simulator.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```bash\n(equipoise simulate.*?)^```", guide, re.MULTILINE | re.DOTALL)
+    assert blocks
+    python = shlex.quote(sys.executable)
+    for block in blocks:
+        script = f'equipoise() {{ {python} -m equipoise "$@"; }}\n{block}'
+        done = subprocess.run(["bash", "-euc", script], capture_output=True, text=True, timeout=120, cwd=tmp_path)
+        assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "results/steps.parquet").is_file()
+
+
+def test_flags_and_settings_of_the_guide_exist() -> None:
+    guide = (ROOT / "docs/simulator.md").read_text(encoding="utf-8")
+    known = run("--help", COLUMNS="200").stdout
+    for flag in re.findall(r"--[a-z][a-z-]+", guide):
+        assert flag in (*known.split(), "--help"), flag
+    for section, field in re.findall(r"`(fleet|scheduler|cache|cost|workload|routing)\.([a-z_]+)`", guide):
+        assert field in as_table(make_scenario({}))[section], field
 
 
 @pytest.mark.parametrize(

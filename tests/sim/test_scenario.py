@@ -71,6 +71,7 @@ def test_no_table_is_the_default() -> None:
         ({"fleet": {"ranks": 0}}, "fleet.ranks: 0 must be at least 1"),
         ({"fleet": {"ranks": None}}, "fleet.ranks: Expected int, got null"),
         ({"scheduler": {"max_running": 0}}, "scheduler.max-running: 0 must be at least 1"),
+        ({"scheduler": {"num_drafts": 3}}, "scheduler.num-drafts: 3 must be 0"),
         ({"cache": {"num_pages": None}}, "cache.num-pages: it must be given"),
         ({"cache": {"page_size": 24}}, "cache.page-size: 24 is not a power of two"),
         ({"cost": {"step_ms": -1}}, "cost.step-ms: -1.0 must be at least 0"),

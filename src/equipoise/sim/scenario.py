@@ -299,6 +299,8 @@ class Scenario:
     def __post_init__(self) -> None:
         if self.cache.num_pages is None:
             raise ConfigError("cache.num-pages: it must be given, there is no memory to measure")
+        if self.scheduler.num_drafts:
+            raise ConfigError(f"scheduler.num-drafts: {self.scheduler.num_drafts} must be 0, there is no text to guess")
 
 
 DEFAULTS = Scenario()
