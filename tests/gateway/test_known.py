@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from tests.gateway.plane_kit import BODY, MODEL, ScriptedWorker, post, staged
+from tests.gateway.plane_kit import BODY, MODEL, Peer, ScriptedWorker, answer, post, staged
 
 from equipoise.gateway.known import MAX_BYTES, known_head
 
@@ -93,6 +93,39 @@ def test_pieces_and_pipelines_are_served_between_requests_that_are_known() -> No
             for _ in range(7):
                 assert (await peer.message())[0].startswith(b"HTTP/1.1 200 ")
             assert [body for _, body in worker.seen] == [BODY] * 7
+            await stage.is_at_rest()
+
+    asyncio.run(run())
+
+
+def test_answers_like_the_last_one_of_a_worker_differ_in_body_and_id_alone() -> None:
+    sizes = (2, 2, 300, 300, 1)
+
+    async def script(worker: ScriptedWorker, peer: Peer) -> None:
+        for number, size in enumerate(sizes):
+            await worker.take(peer)
+            peer.send(answer(200 if number < 4 else 404, b"x" * size, b"Content-Type: text/x", b"X-Request-Id: theirs"))
+        await worker.take(peer)
+        data = answer(404, b"abc", b"Content-Type: text/x", b"X-Request-Id: theirs")
+        peer.send(data[:-2])
+        await asyncio.sleep(0.02)
+        peer.send(data[-2:])
+        await worker.take(peer)
+        peer.send(answer(404, b"abc", b"Content-Type: text/x", b"X-Request-Id: theirs", b"Connection: close"))
+
+    async def run() -> None:
+        worker = ScriptedWorker(script)
+        async with staged(worker) as stage:
+            peer = await stage.connect()
+            for number, size in enumerate((*sizes, 3, 3)):
+                peer.send(post(BODY, "/generate", f"x-request-id: {number}"))
+                head, body = await peer.message()
+                lines = head.lower().split(b"\r\n")
+                assert lines[0].split()[1] == (b"200" if number < 4 else b"404")
+                assert [line for line in lines if line.startswith(b"x-request-id")] == [b"x-request-id: %d" % number]
+                assert len(body) == size
+                assert b"content-type: text/x" in lines
+                assert not any(line.startswith(b"connection") for line in lines)
             await stage.is_at_rest()
 
     asyncio.run(run())

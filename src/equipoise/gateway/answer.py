@@ -6,8 +6,7 @@ import struct
 from socket import SO_LINGER, SOL_SOCKET
 from typing import TYPE_CHECKING
 
-from equipoise.gateway.request import REQUEST_ID
-from equipoise.gateway.wire import NO_BODY_STATUSES, STATUS_LINES
+from equipoise.gateway.wire import NO_BODY_STATUSES, STATUS_LINES, AnswerHeaders
 
 if TYPE_CHECKING:
     import asyncio
@@ -50,19 +49,12 @@ class AnswerWriter:
 
     def begin(self, request: ClientRequest, status: int, headers: Iterable[Header], may_keep_alive: bool) -> None:
         """Prepare the head. Headers go out as they are, but for x-request-id, which is the request's."""
-        self.is_begun = self.is_sse = False
+        self.is_begun = False
         self.num_bytes = 0
-        is_framed = False
-        parts = [STATUS_LINES[status], b"x-request-id: ", request.request_id, b"\r\n"]
-        for name, value in headers:
-            low = name.lower()
-            if low == b"content-length":
-                is_framed = True
-            elif low == b"content-type":
-                self.is_sse = value[:17].lower() == b"text/event-stream"
-            elif low == REQUEST_ID:
-                continue
-            parts += (name, b": ", value, b"\r\n")
+        told = headers if type(headers) is AnswerHeaders else AnswerHeaders(headers)
+        is_framed = told.length_at >= 0
+        self.is_sse = told.is_sse
+        parts = [STATUS_LINES[status], b"x-request-id: ", request.request_id, b"\r\n", told.lines]
         self._has_body = request.method != b"HEAD" and status not in NO_BODY_STATUSES
         keeps_alive = request.head.keeps_alive and may_keep_alive
         self._is_chunked = self._ends_by_close = False

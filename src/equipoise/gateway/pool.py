@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 from equipoise.gateway.upstream import UpstreamConnection
 
 if TYPE_CHECKING:
+    from equipoise.gateway.known import KnownHead
     from equipoise.gateway.sweep import Sweep
     from equipoise.gateway.transport import Leg, Outgoing, Phase
+    from equipoise.gateway.wire import AnswerHeaders
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,8 @@ class Pool:
         self._waiting: OrderedDict[Run, None] = OrderedDict()
         self._connects: dict[asyncio.Task[None], None] = {}
         self._is_closed = False
+        self.known: KnownHead[tuple[int, AnswerHeaders]] | None = None
+        """The worker's last answer that came whole: its next one has the same status and headers, as a rule."""
         sweep.add_slow(self)
 
     @property

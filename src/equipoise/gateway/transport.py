@@ -62,7 +62,7 @@ class Leg(Protocol):
 
     def head(self, status: int, headers: list[Header]) -> None:
         """The final status and the end-to-end headers, in order, case and number as the worker sent them. 1xx answers
-        are never shown. The list is the leg's own."""
+        are never shown. The list is not to be changed."""
 
     def body(self, data: bytes) -> None:
         """A piece of the payload, without transfer framing; never empty."""

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, cast
 
 from httptools import HttpParserCallbackError, HttpParserError, HttpParserUpgrade, HttpResponseParser
 
-from equipoise.gateway.wire import HOP_BY_HOP, MAX_HEAD_BYTES, NO_BODY_STATUSES, named_in_connection
+from equipoise.gateway.known import known_head
+from equipoise.gateway.wire import HOP_BY_HOP, MAX_HEAD_BYTES, NO_BODY_STATUSES, AnswerHeaders, named_in_connection
 
 if TYPE_CHECKING:
     from equipoise.gateway.pool import Pool, Run
@@ -37,9 +38,9 @@ class UpstreamConnection(asyncio.Protocol):
     """
 
     __slots__ = (
-        "_ends_by_close", "_has_head", "_has_served", "_headers", "_is_begun", "_is_done", "_is_informational",
-        "_keeps", "_leg", "_num_head_bytes", "_parser", "_pool", "_stuck_since", "_transport", "idle_since",
-        "is_closing", "run",
+        "_answer", "_ends_by_close", "_has_head", "_has_served", "_headers", "_is_begun", "_is_done",
+        "_is_informational", "_keeps", "_leg", "_num_head_bytes", "_parser", "_pool", "_stuck_since", "_transport",
+        "idle_since", "is_closing", "run",
     )  # fmt: skip
 
     _transport: asyncio.Transport
@@ -54,6 +55,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._stuck_since: float | None = None
         self._leg: Leg | None = None
         self._headers: list[Header] = []
+        self._answer: tuple[int, AnswerHeaders]
 
     # What the pool asks for
 
@@ -123,7 +125,9 @@ class UpstreamConnection(asyncio.Protocol):
         if run is None or run.leg is None:  # nobody asked, or nobody listens any more
             self.abort()
             return
-        self._is_begun = True
+        is_first, self._is_begun = not self._is_begun, True
+        if is_first and self._is_known(run, data):
+            return
         self._num_head_bytes += len(data)
         try:
             self._parser.feed_data(data)
@@ -133,6 +137,8 @@ class UpstreamConnection(asyncio.Protocol):
                 self._malformed(error)
                 return
         if self._is_done:
+            if is_first and self._keeps:
+                self._know(data)
             self._finish(run)
         elif run.leg is not None:
             if self._num_head_bytes > MAX_HEAD_BYTES:
@@ -184,7 +190,8 @@ class UpstreamConnection(asyncio.Protocol):
         if status < 100:
             raise _StopParsingError
         self._has_head = True
-        kept = self._end_to_end(status, headers)
+        kept = AnswerHeaders(self._end_to_end(status, headers))
+        self._answer = (status, kept)
         leg = self._leg
         if leg is not None:
             leg.head(status, kept)
@@ -232,6 +239,32 @@ class UpstreamConnection(asyncio.Protocol):
             kept = [header for header in kept if header[0].lower() not in hop or header[0].lower() == b"content-length"]
         self._ends_by_close = not is_framed
         return kept
+
+    def _is_known(self, run: Run, data: bytes) -> bool:
+        """Whether `data` is an answer like the worker's last one, and whole: its leg was told."""
+        known = self._pool.known
+        body = None if known is None else known.body_of(data)
+        if known is None or body is None:
+            return False
+        status, headers = known.head
+        self._keeps = self._is_done = True
+        try:
+            if run.leg is not None:
+                run.leg.head(status, headers.with_length(len(body)))
+            if run.leg is not None:
+                run.leg.body(body)
+        except Exception:
+            log.exception("a leg failed while its answer was read")
+            self.fail("worker", "the answer could not be passed on")
+            return True
+        self._finish(run)
+        return True
+
+    def _know(self, data: bytes) -> None:
+        """Keep the head of `data`, one read that brought an answer, if that is framed by its Content-Length."""
+        status, headers = self._answer
+        if headers.num_body and status not in NO_BODY_STATUSES:
+            self._pool.known = known_head(data, headers.num_body, self._answer)
 
     def _finish(self, run: Run) -> None:
         """The answer is complete: free the connection, then tell the leg, which may need one again."""

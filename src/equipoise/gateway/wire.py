@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from equipoise.errors import NoWorkerError, QueueFullError
+from equipoise.gateway.transport import Header
 from equipoise.server.http import error_body
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from equipoise.errors import RequestError
-    from equipoise.gateway.transport import Header
 
 MAX_HEAD_BYTES = 64 * 1024
 """Most bytes of a request's target and headers, of an answer's headers, and of trailers."""
@@ -55,6 +55,41 @@ def named_in_connection(headers: Iterable[Header]) -> frozenset[bytes]:
         if name.lower() == b"connection"
         for option in value.split(b",")
     )
+
+
+class AnswerHeaders(list[Header]):
+    """The end-to-end headers of an answer, not to be changed, and what a client's connection reads in them.
+
+    lines: as they stand on the wire, but for x-request-id. length_at: where Content-Length is, -1 for nowhere;
+    num_body: what it says. is_sse: a stream of events follows."""
+
+    __slots__ = ("is_sse", "length_at", "lines", "num_body")
+
+    def __init__(self, headers: Iterable[Header]) -> None:
+        super().__init__(headers)
+        self.length_at = -1
+        self.num_body = 0
+        self.is_sse = False
+        parts: list[bytes] = []
+        for i, (name, value) in enumerate(self):
+            low = name.lower()
+            if low == b"x-request-id":
+                continue
+            if low == b"content-length":
+                self.length_at = i
+                self.num_body = int(value)
+            elif low == b"content-type":
+                self.is_sse = value[:17].lower() == b"text/event-stream"
+            parts += (name, b": ", value, b"\r\n")
+        self.lines = b"".join(parts)
+
+    def with_length(self, num_body: int) -> AnswerHeaders:
+        """The same for a body of `num_body` bytes. There must be a Content-Length."""
+        if num_body == self.num_body:
+            return self
+        headers = [*self]
+        headers[self.length_at] = (headers[self.length_at][0], b"%d" % num_body)
+        return AnswerHeaders(headers)
 
 
 def error_headers(error: RequestError) -> list[Header]:
