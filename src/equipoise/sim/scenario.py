@@ -181,7 +181,7 @@ class WorkloadConfig:
     """Closed loop: requests at any time. Times of a file do not count then."""
 
     rate: float | None = None
-    """Open loop: requests per second of those that are drawn, sessions per second of sessions."""
+    """Open loop: requests per second, sessions per second of sessions. Of a file: instead of the times recorded."""
 
     cv: float = 1.0
     """Coefficient of variation of the gaps between arrivals; 1 is a Poisson process."""
@@ -231,8 +231,10 @@ class WorkloadConfig:
             raise ConfigError(f"path: a workload of kind {self.kind} needs one")
         if self.kind == "sessions" and self.rate is None:
             raise ConfigError("rate: sessions need one, in sessions per second")
-        if self.kind == "lengths" and (self.rate is None) == (self.concurrency is None):
+        if self.kind == "lengths" and self.rate is None and self.concurrency is None:
             raise ConfigError("rate: give either rate (an open loop) or concurrency (a closed one)")
+        if self.rate is not None and self.concurrency is not None:
+            raise ConfigError(f"rate: {self.rate} makes an open loop, concurrency {self.concurrency} a closed one")
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,9 @@ def _bodies(config: WorkloadConfig, seed: int, folder: Path) -> Iterator[SimRequ
         return islice(mix(read_mix(path), seed, config.rate_scale), config.num_requests)
     columns = Columns(config.arrival_column, config.prompt_column, config.output_column, config.arrival_unit)
     recorded = islice(read_requests(path, columns), config.num_requests)
+    if config.rate is not None:
+        arrivals = gamma(config.rate, config.cv, np.random.default_rng((seed, 1)))
+        return (body._replace(arrival_s=at_s) for body, at_s in zip(recorded, arrivals, strict=False))
     return (body._replace(arrival_s=body.arrival_s / config.rate_scale) for body in recorded)
 
 
