@@ -319,6 +319,8 @@ class WorkerLoad:
         """A request was routed to `rank`; None or unknown: the engine chooses, and the least loaded is charged."""
         if rank is not None and 0 <= rank < len(self.ranks):
             return self.ranks[rank].charge(prompt, output, now)
+        if len(self.ranks) == 1:
+            return self.ranks[0].charge(prompt, output, now)
         likely = [each for each in self.ranks if each.is_live] or self.ranks
         return min(likely, key=RankAccount.load).charge(prompt, output, now)
 

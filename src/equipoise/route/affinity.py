@@ -47,7 +47,7 @@ class PrefixTokens:
 
     def choose(self, ask: Ask, workers: Sequence[WorkerLoad]) -> WorkerLoad:
         costs = relative_loads(workers, ask.prompt + ask.output)
-        depths = self._seen.match(ask.keys)
+        depths = self._seen.match(ask.keys) if ask.keys else None
         if depths:
             load_weight, num_keys = self._load_weight, len(ask.keys)
             for i, worker in enumerate(workers):
@@ -56,7 +56,8 @@ class PrefixTokens:
         return workers[self._rotation.smallest(costs)]
 
     def routed(self, ask: Ask, worker: WorkerLoad) -> None:
-        self._seen.add(ask.keys, worker.name)
+        if ask.keys:
+            self._seen.add(ask.keys, worker.name)
 
     def left(self, worker: WorkerLoad) -> None:
         self._seen.remove(worker.name)

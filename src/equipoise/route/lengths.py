@@ -40,15 +40,19 @@ class ModelLengths:
 
     def learn_prompt(self, num_bytes: int, num_tokens: int) -> None:
         """A prompt of `num_bytes` had `num_tokens`."""
-        learnt = self.bytes_per_token
-        weight = min(num_bytes, MAX_WEIGHT_BYTES)
-        own = min(max(num_bytes / num_tokens, learnt / MAX_FACTOR), learnt * MAX_FACTOR)
+        learnt = self.prompt_bytes / self.prompt_tokens
+        weight = num_bytes if num_bytes < MAX_WEIGHT_BYTES else MAX_WEIGHT_BYTES
+        own = num_bytes / num_tokens
+        if not learnt / MAX_FACTOR < own < learnt * MAX_FACTOR:
+            own = min(max(own, learnt / MAX_FACTOR), learnt * MAX_FACTOR)
         self.prompt_bytes = KEPT * self.prompt_bytes + weight
         self.prompt_tokens = KEPT * self.prompt_tokens + weight / own
 
     def learn_output(self, num_tokens: int) -> None:
         """An output had `num_tokens`."""
-        own = min(float(num_tokens), MAX_FACTOR * max(self.mean_output, 1.0))
+        own = float(num_tokens)
+        if own > MAX_FACTOR:  # a mean below 1 counts as 1
+            own = min(own, MAX_FACTOR * max(self.mean_output, 1.0))
         self.output_tokens = KEPT * self.output_tokens + own
         self.num_replies = KEPT * self.num_replies + 1.0
 

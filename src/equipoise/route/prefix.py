@@ -35,9 +35,11 @@ def prefix_keys(data: bytes | memoryview, salt: int = 0) -> list[int]:
     """Keys of growing prefixes of `data`, the shortest first; what is left after the last step has none.
 
     Equal prefixes have equal keys in every process. `salt`: of what must not be mixed, as models."""
+    num_bytes = len(data)
+    keys: list[int] = []
+    if num_bytes < ENDS[0]:
+        return keys
     view = memoryview(data)
-    num_bytes = len(view)
-    keys = []
     key, start = salt, 0
     for upto, step in STEPS:
         last = min(upto, num_bytes)
