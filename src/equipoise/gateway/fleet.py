@@ -225,9 +225,10 @@ class Fleet:
                 worker.slow_start.begin(now)  # a fleet that starts as a whole has nobody to spare a worker
             next_change_at = self._weigh(worker, now)
         self.changed(next_change_at)
+        num_ranks = len(worker.load.ranks)
         log.info(
-            "worker %s: %s is %s %s, %d ranks, serves %s",
-            worker.url, worker.state, worker.kind, worker.version, len(worker.load.ranks),
+            "worker %s: %s: %s %s, %d rank%s, serves %s",
+            worker.url, worker.state, worker.kind, worker.version, num_ranks, "s" * (num_ranks != 1),
             ", ".join(worker.models) or "any model",
         )  # fmt: skip
 
