@@ -273,7 +273,7 @@ def test_a_removed_worker_finishes_what_it_has_unless_told_otherwise(query: byte
         ({}, "url: this field is required", "url"),
         ({"url": 1}, "url: expected str, got int", "url"),
         ({"url": "ftp://a"}, "url: 'ftp://a': only http:// is spoken to workers, not ftp://", "url"),
-        ({"url": "a:1", "color": 1}, "color: this field is not known", "color"),
+        ({"url": "a:1", "color": 1}, "color: this field is not known, allowed are url, role, kind, ", "color"),
         ({"url": "a:1", "bootstrap_port": 1}, "bootstrap_port: only a prefill worker has one", "bootstrap_port"),
         ({"url": "a:1", "role": "prefill", "bootstrap_port": 0}, "bootstrap_port: 0 must be", "bootstrap_port"),
         ({"url": "a:1", "models": [""]}, "models: a name is empty", "models"),
