@@ -18,7 +18,7 @@ from equipoise.gateway.retry import RETRIED_PHASES, is_retried, retry_after_s
 from equipoise.gateway.tries import Held, as_request_error, failure
 from equipoise.gateway.usage import MAX_TAIL_BYTES, read_usage
 from equipoise.route.policy import Ask
-from equipoise.route.prefix import prefix_keys
+from equipoise.route.prefix import MIN_KEY_BYTES, prefix_keys
 
 if TYPE_CHECKING:
     from asyncio import TimerHandle
@@ -134,7 +134,7 @@ class Exchange:
         num_output = 0
         if endpoint.generates:
             num_output = plane.lengths.num_output(model, intake.max_tokens) * intake.num_choices
-        keys = prefix_keys(intake.prompt) if plane.way.wants_keys else ()
+        keys = prefix_keys(intake.prompt) if len(intake.prompt) >= MIN_KEY_BYTES and plane.way.wants_keys else ()
         self.ask = Ask(num_prompt, num_output, keys, self.request.head.session or intake.session)
         self._try(now)
 
@@ -317,7 +317,7 @@ class Exchange:
         run, self._run = self._run, None
         if run is not None:
             ttft_s = None if self.first_byte_at is None else self.first_byte_at - self.try_at
-            if len(self.tried) < MAX_TRIED:
+            if outcome != "ok" and len(self.tried) < MAX_TRIED:
                 self.tried += run.workers
             run.finish(outcome, now, self.num_output, ttft_s if self._is_stream else None)
 

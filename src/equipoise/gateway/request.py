@@ -39,11 +39,12 @@ class RequestHead:
     request_id: as the client chose it, b"" for none
     via: the gateways and proxies that it came through, as its Via headers name them
     num_announced: what Content-Length says, 0 without one; another request of the same head may have another one
-    endpoint, fairness_key, session: what the plane made of it; no endpoint before it did"""
+    endpoint, fairness_key, session, method_text, target_text: what the plane made of it; no endpoint before it did"""
 
     __slots__ = (
         "_lines", "endpoint", "expects_continue", "fairness_key", "headers", "is_http10", "keeps_alive", "marked",
-        "method", "named_rank", "num_announced", "path", "request_id", "session", "target", "via",
+        "method", "method_text", "named_rank", "num_announced", "path", "request_id", "session", "target",
+        "target_text", "via",
     )  # fmt: skip
 
     def __init__(
@@ -71,6 +72,7 @@ class RequestHead:
         self.endpoint: Endpoint | None = None
         self.fairness_key = b""
         self.session: bytes | None = None
+        self.method_text = self.target_text = ""
         self._lines: bytes | None = None
 
     @property

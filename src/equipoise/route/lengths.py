@@ -70,11 +70,13 @@ class Lengths:
 
     def num_prompt(self, model: str | None, num_bytes: int) -> int:
         """Tokens that a prompt of `num_bytes` will have, at least 1."""
-        return int(num_bytes / self._models.get(model, self._unknown).bytes_per_token) or 1
+        lengths = self._models.get(model, self._unknown)
+        return int(num_bytes * lengths.prompt_tokens / lengths.prompt_bytes) or 1
 
     def num_output(self, model: str | None, max_tokens: int | None) -> int:
         """Tokens that will be generated, at most `max_tokens`."""
-        expected = int(self._models.get(model, self._unknown).mean_output)
+        lengths = self._models.get(model, self._unknown)
+        expected = int(lengths.output_tokens / lengths.num_replies)
         return expected if max_tokens is None or expected < max_tokens else max_tokens
 
     def learn(self, model: str | None, prompt_bytes: int, prompt_tokens: int, output_tokens: int | None) -> None:

@@ -25,6 +25,9 @@ ENDS = tuple(
 )
 """Bytes that the prefix of each key has."""
 
+MIN_KEY_BYTES = ENDS[0]
+"""Shorter prompts have no key."""
+
 MAX_KEYS = 131_072
 """About 12 MB."""
 
@@ -37,7 +40,7 @@ def prefix_keys(data: bytes | memoryview, salt: int = 0) -> list[int]:
     Equal prefixes have equal keys in every process. `salt`: of what must not be mixed, as models."""
     num_bytes = len(data)
     keys: list[int] = []
-    if num_bytes < ENDS[0]:
+    if num_bytes < MIN_KEY_BYTES:
         return keys
     view = memoryview(data)
     key, start = salt, 0
