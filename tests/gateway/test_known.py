@@ -129,3 +129,68 @@ def test_answers_like_the_last_one_of_a_worker_differ_in_body_and_id_alone() -> 
             await stage.is_at_rest()
 
     asyncio.run(run())
+
+
+def test_a_known_request_waits_for_the_answer_of_the_one_before() -> None:
+    async def run() -> None:
+        may_answer = asyncio.Event()
+
+        async def script(worker: ScriptedWorker, peer: Peer) -> None:
+            while True:
+                _, body = await worker.take(peer)
+                await may_answer.wait()
+                peer.send(answer(200, body))
+
+        worker = ScriptedWorker(script)
+        async with staged(worker) as stage:
+            may_answer.set()
+            peer = await stage.connect()
+            peer.send(post())
+            await peer.message()
+            may_answer.clear()
+            bodies = [BODY[:-1] + b" " * number + b"}" for number in range(3)]
+            for body in bodies:
+                peer.send(post(body))
+                await stage.until(lambda: len(worker.seen) == 2)
+                await asyncio.sleep(0.02)
+            assert len(worker.seen) == 2
+            may_answer.set()
+            assert [(await peer.message())[1] for _ in bodies] == bodies
+            await stage.is_at_rest()
+
+    asyncio.run(run())
+
+
+def test_a_body_that_looks_like_a_known_request_is_a_body() -> None:
+    async def run() -> None:
+        worker = ScriptedWorker()
+        async with staged(worker) as stage:
+            peer = await stage.connect()
+            peer.send(post())
+            await peer.message()
+            inner = post()
+            outer = post(inner, "/v1/audio/transcriptions")
+            peer.send(outer[: -len(inner)])
+            await asyncio.sleep(0.05)
+            peer.send(inner)
+            await peer.message()
+            assert [body for _, body in worker.seen] == [BODY, inner]
+            await stage.is_at_rest()
+
+    asyncio.run(run())
+
+
+def test_an_answer_that_ends_its_connection_does_so_each_time() -> None:
+    async def script(worker: ScriptedWorker, peer: Peer) -> None:
+        while True:
+            await worker.take(peer)
+            peer.send(answer(200, b"abc", b"Connection: close"))
+
+    async def run() -> None:
+        worker = ScriptedWorker(script)
+        async with staged(worker) as stage:
+            for _ in range(3):
+                assert (await stage.ask())[1] == b"abc"
+            assert worker.num_connections == 3
+
+    asyncio.run(run())

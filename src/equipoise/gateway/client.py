@@ -365,7 +365,6 @@ class ClientConnection(asyncio.Protocol):
     def _refuse(self, error: RequestError) -> None:
         """Answer with `error` in its turn, and read nothing more."""
         self._feed = _ignore
-        self._known = None
         self._is_refused = True
         self._is_receiving = False
         self._incoming = None
