@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from equipoise.sim.run import Results
 
-TWO_REQUESTS = "arrival_s,input_tokens,output_tokens\n0,100,3\n0,40,5\n"
+TWO_REQUESTS = "arrival_s,input_tokens,output_tokens\n0,100,3\n0,50,5\n"
 
 
 def lockstep(folder: Path, trace: str, **sections: Any) -> Results:
@@ -36,16 +36,16 @@ def test_a_step_lasts_as_long_as_its_slowest_rank(tmp_path: Path) -> None:
     assert columns["rank"].tolist() == [0, 1]
     #        rank 0            rank 1
     # step 1 60 of 100 tokens  idle, its request comes when the step is under way     70 ms
-    # step 2 40 left           40 tokens                                              50 ms
+    # step 2 40 left           50 tokens                                              60 ms
     # 3, 4   decodes 2 tokens  decodes                                                12 ms each
     # 5, 6   idle              decodes 2 more                                         12 ms each
-    assert columns["first_s"].tolist() == pytest.approx([0.120, 0.120])
-    assert columns["last_s"].tolist() == pytest.approx([0.144, 0.168])
+    assert columns["first_s"].tolist() == pytest.approx([0.130, 0.130])
+    assert columns["last_s"].tolist() == pytest.approx([0.154, 0.178])
     steps = results.steps
     assert (steps.num_steps, steps.num_prefill_steps) == (6, 2)
-    assert steps.busy_s == pytest.approx(2 * 0.168)
-    # Rank 1 lost 60 ms of the first step, rank 0 2 ms of each of the last two.
-    assert steps.lost_s == pytest.approx({"prefill": 0.060, "seats": 0.004, "kv": 0.0})
+    assert steps.busy_s == pytest.approx(2 * 0.178)
+    # Rank 1 lost 60 ms of the first step, rank 0 10 ms of the second and 2 ms of each of the last two.
+    assert steps.lost_s == pytest.approx({"prefill": 0.070, "seats": 0.004, "kv": 0.0})
 
 
 def test_the_seed_gate_holds_newcomers_back_while_another_rank_is_full(tmp_path: Path) -> None:
@@ -61,8 +61,8 @@ def test_the_seed_gate_holds_newcomers_back_while_another_rank_is_full(tmp_path:
 
 def test_ranks_by_themselves_do_not_wait_for_each_other(tmp_path: Path) -> None:
     columns = lockstep(tmp_path, TWO_REQUESTS, fleet={"ranks": 2}).requests.columns()
-    assert columns["first_s"].tolist() == pytest.approx([0.120, 0.050])
-    assert columns["last_s"].tolist() == pytest.approx([0.144, 0.098])
+    assert columns["first_s"].tolist() == pytest.approx([0.120, 0.060])
+    assert columns["last_s"].tolist() == pytest.approx([0.144, 0.108])
 
 
 def test_gaps_of_preempted_requests_span_the_time_without_a_seat(tmp_path: Path) -> None:

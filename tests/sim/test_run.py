@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 NUM_PREFIXES = 4
 PIECE_LEN = 512
+A_64TH_MS = 15.625
+"""Sums of 64ths of a second are exact, and an eighth has eight: steps and arrivals that meet do so to the bit."""
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     time_ms = 0
     with (path / "trace.jsonl").open("w", encoding="utf-8") as file:
         for number in range(40):
-            time_ms += draw.choice((0, 0, 30, 700))
+            time_ms += draw.choice((0, 0, 125, 750))
             prompt_len = draw.choice((3, 90, 600, 1300, 2600))
             first = draw.randrange(NUM_PREFIXES)
             ids = [100 * first, *(1000 * number + piece for piece in range(1, -(-prompt_len // PIECE_LEN)))]
@@ -71,7 +73,7 @@ workloads = st.one_of(
         }
     ),
     st.fixed_dictionaries(
-        {"kind": st.just("file"), "path": st.just("trace.jsonl"), "rate_scale": st.sampled_from([0.5, 3.0])},
+        {"kind": st.just("file"), "path": st.just("trace.jsonl"), "rate_scale": st.sampled_from([0.5, 1.0, 4.0])},
         optional={"concurrency": st.integers(1, 10)},
     ),
 ).map(lambda table: {key: value for key, value in table.items() if key != "seed"})
@@ -103,14 +105,15 @@ tables = st.fixed_dictionaries(
         ),
         "cost": st.fixed_dictionaries(
             {
-                "step_ms": st.sampled_from([3.7, 20.0]),
+                "step_ms": st.sampled_from([3.7, 20.0, A_64TH_MS]),
+                "prefill_token_ms": st.sampled_from([0.0, 0.1]),
                 "eager_step_ms": st.sampled_from([None, 31.0]),
                 "decode_row_ms": st.sampled_from([0.0, 0.9]),
                 "kv_token_us": st.sampled_from([0.0, 3.3]),
             }
         ),
         "host": st.fixed_dictionaries(
-            {"step_us": st.sampled_from([0.0, 700.0, 3800.0]), "row_us": st.sampled_from([0.0, 90.0, 900.0])}
+            {"step_us": st.sampled_from([0.0, 0.0, 700.0, 3800.0]), "row_us": st.sampled_from([0.0, 90.0, 900.0])}
         ),
         "routing": st.fixed_dictionaries(
             {
@@ -223,6 +226,50 @@ def test_planning_hides_behind_the_step_before_when_planned_ahead(depth: int, de
         "host": {"step_us": 1000, "row_us": 2000},
     }
     assert simulate(make_scenario(table)).summary()["tpot_mean_ms"] == pytest.approx(decode_ms)
+
+
+def test_planning_that_takes_longer_than_steps_holds_them_up() -> None:
+    table = {
+        "workload": {"num_requests": 1, "concurrency": 1, "prompt": {"mean": 10}, "output": {"mean": 101}},
+        "scheduler": {"depth": 1},
+        "cost": {"step_ms": 10, "prefill_token_ms": 0, "decode_row_ms": 0},
+        "host": {"step_us": 15000},
+    }
+    # A step is planned when the one two before it has ended: 15 + 10 ms for every two steps.
+    assert simulate(make_scenario(table)).summary()["tpot_mean_ms"] == pytest.approx(12.5, rel=0.01)
+
+
+@pytest.mark.parametrize("leaps", [True, False])
+def test_who_comes_as_a_step_ends_is_in_the_next_but_those_planned(tmp_path: Path, leaps: bool) -> None:
+    rows = ["arrival_s,input_tokens,output_tokens", "0,10,100", "0.125,10,2", "0.25,10,2"]
+    (tmp_path / "trace.csv").write_text("\n".join(rows), encoding="utf-8")
+    table = {
+        "workload": {"kind": "file", "path": "trace.csv"},
+        "scheduler": {"depth": 0},
+        "cost": {"step_ms": A_64TH_MS, "prefill_token_ms": 0, "decode_row_ms": 0},
+    }
+    columns = simulate(make_scenario(table), folder=tmp_path, leaps=leaps).requests.columns()
+    # The step that begins as they come is under way already.
+    assert columns["admitted_s"].tolist() == [0, 9 / 64, 17 / 64]
+
+
+def test_reports_come_as_often_as_the_scenario_says(tmp_path: Path) -> None:
+    rows = ["arrival_s,input_tokens,output_tokens", "0,10,500", "3.25,10,2", "3.3,10,2"]
+    (tmp_path / "trace.csv").write_text("\n".join(rows), encoding="utf-8")
+
+    def last_report_s(interval_s: float, delay_s: float = 0.0) -> float | None:
+        table = {
+            "workload": {"kind": "file", "path": "trace.csv"},
+            "routing": {"report_interval_s": interval_s, "report_delay_s": delay_s},
+            "cost": {"step_ms": 10, "decode_row_ms": 0},
+        }
+        simulation = Simulation(make_scenario(table), tmp_path)
+        simulation.run()
+        return simulation.front.loads[0].ranks[0].reported_at
+
+    assert last_report_s(0) == 3.3
+    assert last_report_s(2) == last_report_s(2, delay_s=0.5) == 6  # the long one ends at 5 s
+    assert last_report_s(1000) == 1000
 
 
 def test_requests_that_cannot_be_served_are_recorded_as_refused(tmp_path: Path) -> None:

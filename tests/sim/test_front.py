@@ -1,0 +1,56 @@
+"""The gateway's side: charges, what prompts share, turns of ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from equipoise.route.prefix import ENDS
+from equipoise.sim.front import BYTES_PER_TOKEN, Front, prefix_keys_of
+from equipoise.sim.scenario import RoutingConfig
+from equipoise.sim.workload.request import SimRequest
+
+
+def front(num_workers: int = 1, num_ranks: int = 1, **config: Any) -> Front:
+    return Front(RoutingConfig(**config), num_workers, num_ranks, 512, 0)
+
+
+@pytest.mark.parametrize("charges", [True, False])
+def test_a_request_counts_at_once_if_charges_are_on(charges: bool) -> None:
+    gateway = front(charges=charges)
+    choice = gateway.choose(SimRequest(0, 1000, 50), 0, 0.0)
+    assert (choice.charge is not None) == charges
+    assert (gateway.loads[0].tokens > 1000) == charges
+    gateway.ended(choice, 1000, 50, 2.0)
+    assert gateway.loads[0].tokens == 0
+
+
+def test_engines_that_choose_themselves_take_turns() -> None:
+    gateway = front(2, 3, worker_policy="round_robin", rank_policy="none")
+    chosen = [gateway.choose(SimRequest(0, 10, 10), room, 0.0) for room in range(8)]
+    ranks = [[choice.rank for choice in chosen if choice.worker == worker] for worker in (0, 1)]
+    assert ranks == [[0, 1, 2, 0]] * 2
+
+
+def test_prompts_share_keys_as_far_as_they_share_pieces() -> None:
+    ours = prefix_keys_of(SimRequest(0, 1500, 10, (1, 2, 3)), 512)
+    theirs = prefix_keys_of(SimRequest(0, 1500, 10, (1, 2, 9)), 512)
+    ends = [end // BYTES_PER_TOKEN for end in ENDS]
+    assert len(ours) == len(set(ours)) == sum(end <= 1500 for end in ends)
+    assert [a == b for a, b in zip(ours, theirs, strict=True)] == [end <= 1024 for end in ends if end <= 1500]
+
+
+def test_what_has_no_pieces_shares_nothing() -> None:
+    assert prefix_keys_of(SimRequest(0, 1500, 10), 512) == []
+    assert len(prefix_keys_of(SimRequest(0, 200, 10, (7,)), 512)) == sum(end // BYTES_PER_TOKEN <= 200 for end in ENDS)
+
+
+def test_a_worker_that_has_the_prefix_is_preferred() -> None:
+    gateway = front(4, worker_policy="prefix_tokens")
+    first = gateway.choose(SimRequest(0, 4096, 10, tuple(range(8))), 0, 0.0)
+    gateway.ended(first, 4096, 10, 1.0)
+    again = [gateway.choose(SimRequest(0, 4096, 10, (*range(7), 100 + i)), i, 2.0 + i) for i in range(2)]
+    for choice in again:
+        gateway.ended(choice, 4096, 10, 9.0)
+    assert {choice.worker for choice in again} == {first.worker}
