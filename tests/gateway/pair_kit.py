@@ -13,25 +13,25 @@ from tests.gateway.plane_kit import post
 from tests.gateway.pure_fleet import AT_ONCE
 
 from equipoise.config.worker import WorkerSpec
-from equipoise.gateway.fleet import Fleet
-from equipoise.gateway.metrics import GatewayMetrics
-from equipoise.gateway.pairs import Pairs
-from equipoise.gateway.plane import Plane, PlaneLimits, PlaneSettings
-from equipoise.gateway.policies import make_policies
-from equipoise.gateway.retry import RetryRules
-from equipoise.gateway.rooms import Rooms
-from equipoise.gateway.router import Router
-from equipoise.gateway.routes import worker_routes
-from equipoise.gateway.sweep import Sweep
-from equipoise.gateway.worker import Found, rank_place
+from equipoise.gateway.fleet.fleet import Fleet
+from equipoise.gateway.fleet.policies import make_policies
+from equipoise.gateway.fleet.router import Router
+from equipoise.gateway.fleet.worker import Found, rank_place
+from equipoise.gateway.operate.metrics import GatewayMetrics
+from equipoise.gateway.relay.pairs import Pairs
+from equipoise.gateway.relay.plane import Plane, PlaneLimits, PlaneSettings
+from equipoise.gateway.relay.retry import RetryRules
+from equipoise.gateway.relay.rooms import Rooms
+from equipoise.gateway.relay.routes import worker_routes
+from equipoise.gateway.relay.sweep import Sweep
 from equipoise.route.lengths import Lengths
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
 
     from equipoise.config.worker import WorkerRole
+    from equipoise.gateway.fleet.worker import Kind, Worker
     from equipoise.gateway.transport import Header, Leg, Outgoing, Phase
-    from equipoise.gateway.worker import Kind, Worker
 
 MODEL = "m"
 JSON = [(b"content-type", b"application/json")]

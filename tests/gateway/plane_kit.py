@@ -8,26 +8,26 @@ import json
 from typing import TYPE_CHECKING
 
 from equipoise.config.worker import WorkerSpec
-from equipoise.gateway.client import ClientLimits
-from equipoise.gateway.fleet import Fleet, FleetLimits
-from equipoise.gateway.metrics import GatewayMetrics
-from equipoise.gateway.outliers import OutlierLimits
-from equipoise.gateway.plane import Plane, PlaneLimits, PlaneSettings
-from equipoise.gateway.policies import make_policies
-from equipoise.gateway.pool import Pool, PoolLimits
-from equipoise.gateway.retry import RetryRules
-from equipoise.gateway.router import Router
-from equipoise.gateway.routes import Answer, worker_routes
-from equipoise.gateway.slow_start import SlowStartLimits
-from equipoise.gateway.sweep import Sweep
-from equipoise.gateway.way import OneLeg
-from equipoise.gateway.worker import Found, rank_place
+from equipoise.gateway.fleet.fleet import Fleet, FleetLimits
+from equipoise.gateway.fleet.outliers import OutlierLimits
+from equipoise.gateway.fleet.policies import make_policies
+from equipoise.gateway.fleet.router import Router
+from equipoise.gateway.fleet.slow_start import SlowStartLimits
+from equipoise.gateway.fleet.worker import Found, rank_place
+from equipoise.gateway.http.client import ClientLimits
+from equipoise.gateway.http.pool import Pool, PoolLimits
+from equipoise.gateway.operate.metrics import GatewayMetrics
+from equipoise.gateway.relay.plane import Plane, PlaneLimits, PlaneSettings
+from equipoise.gateway.relay.retry import RetryRules
+from equipoise.gateway.relay.routes import Answer, worker_routes
+from equipoise.gateway.relay.sweep import Sweep
+from equipoise.gateway.relay.way import OneLeg
 from equipoise.route.lengths import Lengths
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
-    from equipoise.gateway.worker import Worker
+    from equipoise.gateway.fleet.worker import Worker
 
 WAIT_S = 20.0
 """Longest that a test waits for what must happen."""

@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from equipoise.config.worker import WorkerSpec
-from equipoise.gateway.fleet import Fleet, FleetLimits
-from equipoise.gateway.router import Policies, Router
-from equipoise.gateway.slow_start import SlowStartLimits
-from equipoise.gateway.worker import Found, rank_place
+from equipoise.gateway.fleet.fleet import Fleet, FleetLimits
+from equipoise.gateway.fleet.router import Policies, Router
+from equipoise.gateway.fleet.slow_start import SlowStartLimits
+from equipoise.gateway.fleet.worker import Found, rank_place
 from equipoise.route.policy import Ask
 from equipoise.route.ranks import MinimumTokens
 from equipoise.route.workers import LeastTokens
 
 if TYPE_CHECKING:
     from equipoise.config.worker import WorkerRole
+    from equipoise.gateway.fleet.worker import Worker
     from equipoise.gateway.transport import Call, Leg, Outgoing
-    from equipoise.gateway.worker import Worker
 
 AT_ONCE = FleetLimits(slow_start=SlowStartLimits(duration_s=0.0))
 

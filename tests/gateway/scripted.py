@@ -8,9 +8,9 @@ import functools
 import json
 from typing import TYPE_CHECKING, ParamSpec
 
-from equipoise.gateway.fetch import Site
-from equipoise.gateway.pool import Pool, PoolLimits
-from equipoise.gateway.sweep import Sweep
+from equipoise.gateway.fleet.fetch import Site
+from equipoise.gateway.http.pool import Pool, PoolLimits
+from equipoise.gateway.relay.sweep import Sweep
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 from tests.gateway.client import CHAT, COMPLETIONS, Reply, Session, chat, completion
-from tests.gateway.fleet import Fleet, Gateway, Worker
+from tests.gateway.processes import Fleet, Gateway, Worker
 from tests.gateway.workers.shapes import Generation
 from tests.server.raw import wait_for
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.gateway.client import COMPLETIONS, ask, completion
-from tests.gateway.fleet import Fleet, Worker
+from tests.gateway.processes import Fleet, Worker
 
 if TYPE_CHECKING:
     from pathlib import Path

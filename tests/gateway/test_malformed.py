@@ -10,7 +10,7 @@ import pytest
 from tests.gateway.malformed import MALFORMED, NOT_JSON
 from tests.gateway.plane_kit import OK_BODY, ScriptedWorker, Stage, post, staged
 
-from equipoise.gateway.client import ClientLimits
+from equipoise.gateway.http.client import ClientLimits
 
 PIECES = (1 << 20, 7, 1)
 """Bytes of each write."""

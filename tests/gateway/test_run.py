@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.gateway.client import CHAT, ask_now, chat
-from tests.gateway.fleet import Fleet, free_port
+from tests.gateway.processes import Fleet, free_port
 from tests.server.raw import wait_for
 from tests.serving import write_tiny_tokenizer
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.gateway.fleet import Gateway
+    from tests.gateway.processes import Gateway
 
 
 @pytest.fixture

@@ -19,23 +19,23 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
 
-from equipoise.gateway.access_log import AccessLog
-from equipoise.gateway.admin import Admin
-from equipoise.gateway.count import PromptCounter
-from equipoise.gateway.fleet import Fleet, fleet_limits
-from equipoise.gateway.metrics import GatewayMetrics
-from equipoise.gateway.pairs import Pairs
-from equipoise.gateway.plane import Plane, plane_settings
-from equipoise.gateway.policies import configured_policies
-from equipoise.gateway.pool import Pool, PoolLimits
-from equipoise.gateway.probes import Probes
-from equipoise.gateway.rooms import Rooms
-from equipoise.gateway.router import Router
-from equipoise.gateway.routes import worker_routes
-from equipoise.gateway.sweep import Sweep
-from equipoise.gateway.tend import TendLimits
-from equipoise.gateway.watch import Watch
-from equipoise.gateway.workers_file import WorkersFile, read_workers
+from equipoise.gateway.fleet.fleet import Fleet, fleet_limits
+from equipoise.gateway.fleet.policies import configured_policies
+from equipoise.gateway.fleet.router import Router
+from equipoise.gateway.fleet.tend import TendLimits
+from equipoise.gateway.fleet.watch import Watch
+from equipoise.gateway.fleet.workers_file import WorkersFile, read_workers
+from equipoise.gateway.http.pool import Pool, PoolLimits
+from equipoise.gateway.operate.access_log import AccessLog
+from equipoise.gateway.operate.admin import Admin
+from equipoise.gateway.operate.metrics import GatewayMetrics
+from equipoise.gateway.operate.probes import Probes
+from equipoise.gateway.relay.count import PromptCounter
+from equipoise.gateway.relay.pairs import Pairs
+from equipoise.gateway.relay.plane import Plane, plane_settings
+from equipoise.gateway.relay.rooms import Rooms
+from equipoise.gateway.relay.routes import worker_routes
+from equipoise.gateway.relay.sweep import Sweep
 from equipoise.obs.log import setup_logging
 from equipoise.route.lengths import Lengths
 

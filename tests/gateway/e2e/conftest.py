@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.gateway.fleet import Fleet
+from tests.gateway.processes import Fleet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

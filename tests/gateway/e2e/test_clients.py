@@ -13,7 +13,7 @@ from tests.gateway.client import CHAT, COMPLETIONS, Reply, ask, chat, completion
 from tests.server.raw import wait_for
 
 if TYPE_CHECKING:
-    from tests.gateway.fleet import Fleet, Gateway, Worker
+    from tests.gateway.processes import Fleet, Gateway, Worker
 
 MIB = 1 << 20
 LARGE = {"answer_tokens": 512, "padding_bytes": 65536}  # more than the system's buffers on the way hold

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.gateway.client import CHAT, Reply, ask, ask_now, chat, gather
-from tests.gateway.fleet import Fleet, Gateway, Worker, free_port, get
+from tests.gateway.processes import Fleet, Gateway, Worker, free_port, get
 from tests.server.raw import wait_for
 
 if TYPE_CHECKING:

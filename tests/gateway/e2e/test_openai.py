@@ -12,7 +12,7 @@ from tests.server.raw import wait_for
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.gateway.fleet import Fleet, Gateway, Worker
+    from tests.gateway.processes import Fleet, Gateway, Worker
     from tests.serving import Server
 
 MODEL = "sim-model"

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from tests.gateway.client import COMPLETIONS, Reply, ask
-from tests.gateway.fleet import Fleet, Gateway, get
+from tests.gateway.processes import Fleet, Gateway, get
 from tests.server.raw import wait_for
 from tests.serving import Server, serve, sim_flags
 

@@ -14,7 +14,7 @@ from tests.server.raw import wait_for
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.gateway.fleet import Fleet, Gateway, Worker
+    from tests.gateway.processes import Fleet, Gateway, Worker
 
 PREFIX = "equipoise_gateway_"
 CALM = ("--breaker-failures", "100000", "--outlier-interval", "0", "--policy", "round_robin")

@@ -11,7 +11,7 @@ from tests.gateway.client import CHAT, COMPLETIONS, GENERATE, Reply, ask, ask_no
 from tests.server.raw import chunked_bytes
 
 if TYPE_CHECKING:
-    from tests.gateway.fleet import Fleet, Gateway, Worker
+    from tests.gateway.processes import Fleet, Gateway, Worker
 
 GATEWAYS_OWN = ("x-request-id", "date", "server", "connection", "keep-alive")
 GENERATE_BODY = {"text": "abc", "sampling_params": {"max_new_tokens": 9}}

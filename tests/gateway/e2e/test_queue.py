@@ -9,7 +9,7 @@ from tests.gateway.client import CHAT, Reply, ask, chat, gather
 from tests.server.raw import wait_for
 
 if TYPE_CHECKING:
-    from tests.gateway.fleet import Fleet
+    from tests.gateway.processes import Fleet
 
 
 def test_a_full_queue_refuses_at_once(fleet: Fleet) -> None:

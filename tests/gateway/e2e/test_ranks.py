@@ -11,7 +11,7 @@ from tests.gateway.client import CHAT, GENERATE, Reply, ask, ask_now, chat, gath
 from tests.server.raw import wait_for
 
 if TYPE_CHECKING:
-    from tests.gateway.fleet import Fleet, Gateway, Worker
+    from tests.gateway.processes import Fleet, Gateway, Worker
 
 PREFIX = "equipoise_gateway_"
 BY_TOKENS = ("--policy", "least_tokens", "--rank-policy", "minimum_tokens")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.gateway.client import CHAT, COMPLETIONS, GENERATE, Reply, ask, ask_now, chat, completion, gather
-from tests.gateway.fleet import Fleet, Worker, get, text
+from tests.gateway.processes import Fleet, Worker, get, text
 from tests.server.raw import wait_for
 
 if TYPE_CHECKING:

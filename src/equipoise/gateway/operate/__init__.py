@@ -1,0 +1,1 @@
+"""For operators: probes, admin, metrics, the access log."""

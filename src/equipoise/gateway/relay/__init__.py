@@ -1,0 +1,1 @@
+"""A request's way: queue, intake, tries at workers, the answer back."""

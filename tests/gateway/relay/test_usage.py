@@ -1,0 +1,30 @@
+"""Tokens as answers tell them."""
+
+from __future__ import annotations
+
+import pytest
+
+from equipoise.gateway.relay.usage import read_usage
+
+
+@pytest.mark.parametrize(
+    ("tail", "usage"),
+    [
+        (b'{"usage":{"prompt_tokens":8,"completion_tokens":6,"total_tokens":14}}', (8, 6)),
+        (b'{"usage" : { "prompt_tokens" : 8 ,\n "completion_tokens" : 6 } }', (8, 6)),
+        (b'{"meta_info":{"prompt_tokens":8,"completion_tokens":6,"cached_tokens":0}}', (8, 6)),
+        (b'{"usage":{"input_tokens":8,"output_tokens":6,"output_tokens_details":{"reasoning_tokens":1}}}', (8, 6)),
+        (b'{"usage":{"prompt_tokens":8,"completion_tokens":6,"completion_tokens_details":null}}', (8, 6)),
+        (b'data: {"completion_tokens":1}\n\ndata: {"completion_tokens":2,"prompt_tokens":9}\n\n', (9, 2)),
+        (b'{"usage":{"prompt_tokens":8,"total_tokens":8}}', (8, None)),
+        (b'{"usage":null}', (0, None)),
+        (b'{"completion_tokens":null,"prompt_tokens":"8"}', (0, None)),
+        (b'{"text":"\\"completion_tokens\\" are"}', (0, None)),
+        (b'{"completion_tokens":-1}', (0, None)),
+        (b'{"completion_tokens":99999999999999999999}', (0, None)),
+        (b'{"completion_tokens"', (0, None)),
+        (b"", (0, None)),
+    ],
+)
+def test_usage_is_read_from_the_tail(tail: bytes, usage: tuple[int, int | None]) -> None:
+    assert read_usage(tail) == usage
