@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 from tests import serving
-from tests.gateway.fleet import Fleet
+from tests.gateway.processes import Fleet
 
 from equipoise.cli.settings import keys_of
 
