@@ -48,6 +48,12 @@ def test_an_open_loop_may_be_closed_by_overrides() -> None:
     assert (scenario.workload.rate, scenario.workload.concurrency) == (None, 4)
 
 
+def test_words_mean_what_they_mean_in_files() -> None:
+    scenario = make_scenario({}, ["routing.rank_policy=none", "routing.charges=False", "scheduler.watermark=1e-2"])
+    assert (scenario.routing.rank_policy, scenario.routing.charges) == ("none", False)
+    assert scenario.scheduler.watermark == 0.01
+
+
 def test_a_scenario_survives_being_written_out() -> None:
     scenario = make_scenario({"workload": {"rate": 2, "output": {"mean": 7}}, "scheduler": {"rules": []}})
     for codec in (msgspec.yaml, msgspec.json):

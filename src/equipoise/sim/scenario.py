@@ -30,6 +30,11 @@ MOST = 1e9
 """Of any price."""
 
 
+def _more_than_0(name: str, value: float | None) -> None:
+    if value is not None and not value > 0:
+        raise ConfigError(f"{name}: {value} must be more than 0")
+
+
 @dataclass(frozen=True)
 class FleetConfig:
     """Workers and their ranks; all are alike."""
@@ -132,8 +137,8 @@ class HostConfig:
     """Microseconds per request in the step."""
 
     def __post_init__(self) -> None:
-        within("step-us", self.step_us, 0, MOST)
-        within("row-us", self.row_us, 0, MOST)
+        for name, price in vars(self).items():
+            within(name.replace("_", "-"), price, 0, MOST)
 
 
 @dataclass(frozen=True)
@@ -223,10 +228,8 @@ class WorkloadConfig:
         at_least("shared-len", self.shared_len, 0)
         within("cv", self.cv, 0, 1000)
         seconds("think-s", self.think_s, may_be_zero=True)
-        if not self.rate_scale > 0:
-            raise ConfigError(f"rate-scale: {self.rate_scale} must be more than 0")
-        if self.rate is not None and not self.rate > 0:
-            raise ConfigError(f"rate: {self.rate} must be more than 0")
+        _more_than_0("rate-scale", self.rate_scale)
+        _more_than_0("rate", self.rate)
         if self.kind in ("file", "mix") and self.path is None:
             raise ConfigError(f"path: a workload of kind {self.kind} needs one")
         if self.kind == "sessions" and self.rate is None:
@@ -272,9 +275,8 @@ class ObjectivesConfig:
     """Most milliseconds per output token after the first."""
 
     def __post_init__(self) -> None:
-        for name in ("ttft_ms", "tpot_ms"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name.replace('_', '-')}: {getattr(self, name)} must be more than 0")
+        _more_than_0("ttft-ms", self.ttft_ms)
+        _more_than_0("tpot-ms", self.tpot_ms)
 
 
 @dataclass(frozen=True)
@@ -358,12 +360,9 @@ def _override(table: dict[str, Any], override: str) -> None:
 
 
 def _value(text: str) -> Any:
-    """What YAML or JSON would make of a word, or the word."""
-    words = {"null": None, "none": None, "true": True, "false": False}
-    if text.lower() in words:
-        return words[text.lower()]
+    """What JSON or Python would make of a word, or the word: "none" is a policy's name, null is nothing."""
     try:
-        return msgspec.json.decode(text)
+        return msgspec.json.decode(text.lower() if text in ("True", "False") else text)
     except msgspec.DecodeError:
         return text
 
@@ -381,7 +380,7 @@ def _section(table: Any, section: type[_Section], where: str) -> _Section:
     for key, value in table.items():
         name = key.replace("-", "_")
         if name not in hints:
-            near = difflib.get_close_matches(name, sorted(hints), 1)
+            near = difflib.get_close_matches(name, hints, 1)
             hint = f", did you mean {where}{near[0]}?" if near else f": there are {', '.join(hints)}"
             raise ConfigError(f"{where}{key} is not a setting{hint}")
         is_section = isinstance(hints[name], type) and dataclasses.is_dataclass(hints[name])
