@@ -7,9 +7,8 @@ every setting that the engine's own scheduler has.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import msgspec
 
@@ -18,6 +17,7 @@ from equipoise.config.checks import at_least, one_of, seconds, within
 from equipoise.config.files import read_table
 from equipoise.errors import ConfigError
 from equipoise.exec.cost_roofline import GPUS
+from equipoise.sim.tables import merge, override, section
 from equipoise.sim.workload.lengths import Lengths, Shape
 
 if TYPE_CHECKING:
@@ -319,84 +319,15 @@ def read_scenario(path: Path, overrides: Iterable[str] = ()) -> Scenario:
 
 def make_scenario(table: dict[str, Any], overrides: Iterable[str] = ()) -> Scenario:
     """The scenario of a table as a file holds it."""
-    merged = _merge(dataclasses.asdict(DEFAULTS), table, "")
+    merged = merge(dataclasses.asdict(DEFAULTS), table, "")
     if "workload" in table:  # the default's own loop is no part of another workload
         merged["workload"] = table["workload"]
-    for override in overrides:
-        _override(merged, override)
-    return _section(merged, Scenario, "")
+    for each in overrides:
+        override(merged, each)
+    return section(merged, Scenario, "")
 
 
 def as_table(scenario: Scenario) -> dict[str, Any]:
     """The scenario with every default filled in, as a file would hold it."""
     table: dict[str, Any] = msgspec.to_builtins(dataclasses.asdict(scenario))
     return table
-
-
-def _merge(under: dict[str, Any], over: dict[str, Any], where: str) -> dict[str, Any]:
-    merged = dict(under)
-    for key, value in over.items():
-        name = key.replace("-", "_")
-        if isinstance(merged.get(name), dict):
-            if not isinstance(value, dict):
-                raise ConfigError(f"{where}{key}: {value!r} must be a table of settings")
-            merged[name] = _merge(merged[name], value, f"{where}{key}.")
-        else:
-            merged[name] = value
-    return merged
-
-
-def _override(table: dict[str, Any], override: str) -> None:
-    path, separator, text = override.partition("=")
-    if not separator:
-        raise ConfigError(f"set: {override!r} must be like fleet.ranks=8")
-    *sections, name = path.strip().replace("-", "_").split(".")
-    for section in sections:
-        inner = table.setdefault(section, {})
-        if not isinstance(inner, dict):
-            raise ConfigError(f"set: {path}: {section} is no section")
-        table = inner
-    table[name] = _value(text.strip())
-
-
-def _value(text: str) -> Any:
-    """What JSON or Python would make of a word, or the word: "none" is a policy's name, null is nothing."""
-    try:
-        return msgspec.json.decode(text.lower() if text in ("True", "False") else text)
-    except msgspec.DecodeError:
-        return text
-
-
-_Section = TypeVar("_Section")
-
-
-def _section(table: Any, section: type[_Section], where: str) -> _Section:
-    """`table` as the settings of `section`, at `where`, "fleet.". Raises ConfigError that names the setting: on a key
-    that is none too, since a typo must not pass for one."""
-    if not isinstance(table, dict):
-        raise ConfigError(f"{where.rstrip('.')}: {table!r} must be a table of settings")
-    hints = get_type_hints(section)
-    found = {}
-    for key, value in table.items():
-        name = key.replace("-", "_")
-        if name not in hints:
-            near = difflib.get_close_matches(name, hints, 1)
-            hint = f", did you mean {where}{near[0]}?" if near else f": there are {', '.join(hints)}"
-            raise ConfigError(f"{where}{key} is not a setting{hint}")
-        is_section = isinstance(hints[name], type) and dataclasses.is_dataclass(hints[name])
-        convert = _section if is_section else _setting
-        found[name] = convert(value, hints[name], f"{where}{key}{'.' * is_section}")
-    try:
-        return section(**found)
-    except ConfigError as error:
-        raise ConfigError(f"{where}{error}") from None
-
-
-def _setting(value: Any, hint: Any, where: str) -> Any:
-    choices = next((get_args(each) for each in (hint, *get_args(hint)) if get_origin(each) is Literal), ())
-    if choices and isinstance(value, str) and value not in choices:
-        raise ConfigError(f"{where}: {value!r} must be one of {', '.join(choices)}")
-    try:
-        return msgspec.convert(value, hint)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"{where}: {str(error).replace('`', '')}, it is {value!r}") from None
