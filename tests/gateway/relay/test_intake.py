@@ -50,8 +50,8 @@ def test_the_limit_in_sampling_params_is_read() -> None:
         b'{"model":null,"stream":null,"max_tokens":null,"n":null,"user":null,"messages":null}',
         b'{"model":5,"stream":"yes","max_tokens":"many","n":-1,"user":{},"messages":{"a":1},"sampling_params":[]}',
         b'{"max_tokens":1e999,"n":1e999}',
-        b'{"max_tokens":-5,"n":99999999999999999999999999,"routed_dp_rank":"1","session_id":[]}',
-        b'{"model":true,"max_tokens":true,"n":true,"routed_dp_rank":false}',
+        b'{"max_tokens":-5,"n":99999999999999999999999999,"session_id":[]}',
+        b'{"model":true,"max_tokens":true,"n":true,"routed_dp_rank":null}',
         b'{"max_tokens":7.5,"sampling_params":{"max_new_tokens":null}}',
     ],
 )
@@ -134,9 +134,18 @@ def test_a_body_may_say_where_its_legs_meet(name: str) -> None:
     assert read_generation(b'{"%b":null}' % name.encode()).named_bootstrap is None
 
 
-@pytest.mark.parametrize(("value", "rank"), [(b"3", 3), (b"null", None), (b'"3"', None), (b"true", None)])
+@pytest.mark.parametrize(("value", "rank"), [(b"3", 3), (b"null", None)])
 def test_a_body_may_name_the_rank_that_prefills(value: bytes, rank: int | None) -> None:
     assert read_generation(b'{"disagg_prefill_dp_rank":%b}' % value).named_prefill_rank == rank
+
+
+@pytest.mark.parametrize("name", ["routed_dp_rank", "data_parallel_rank", "disagg_prefill_dp_rank"])
+@pytest.mark.parametrize("value", ['"1"', "1.5", "true", "[1]"])
+def test_a_rank_that_is_no_number_is_refused_instead_of_overridden(name: str, value: str) -> None:
+    with pytest.raises(InvalidValueError) as refused:
+        read_generation(f'{{"{name}":{value}}}'.encode())
+    assert refused.value.field == name
+    assert refused.value.message == f"{name}: {value} must be a whole number, as the worker counts its ranks"
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """What the gateway must know of a request's body, and fields put into it. The body is never made anew.
 
-msgspec decodes the wanted fields and skips the rest; prompts stay undecoded. Only what is no JSON object is refused:
-unknown fields and odd values are the worker's to judge.
+msgspec decodes the wanted fields and skips the rest; prompts stay undecoded. Only what is no JSON object is refused,
+and ranks that are no numbers: unknown fields and other odd values are the worker's to judge.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ _INLINE = b";base64,"
 MAX_SEMICOLONS = 64
 MAX_MODEL_CHARS = 4096
 """Of a model's name, which errors and the access log repeat."""
+MAX_SHOWN_BYTES = 64
+"""Of a wrong value, which its error repeats."""
 INLINE_BYTES = 1024
 """Bytes that inline data of any size (an image, a sound) counts as."""
 
@@ -87,7 +89,8 @@ class Intake:
 
 
 def read_generation(body: bytes) -> Intake:
-    """Of the JSON object `body`. Raises InvalidValueError when it is none, or names a model that none can be."""
+    """Of the JSON object `body`. Raises InvalidValueError when it is none, or names a model or a rank that none can
+    be."""
     try:
         fields = _decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -144,15 +147,25 @@ def _read_session(intake: Intake, fields: GenerationBody) -> None:
 
 
 def _read_rank(intake: Intake, fields: GenerationBody) -> None:
-    value = fields.routed_dp_rank if fields.routed_dp_rank is not None else fields.data_parallel_rank
-    if type(value) is int:
-        intake.named_rank = value
-    if type(fields.disagg_prefill_dp_rank) is int:
-        intake.named_prefill_rank = fields.disagg_prefill_dp_rank
+    if fields.routed_dp_rank is not None:
+        intake.named_rank = _rank("routed_dp_rank", fields.routed_dp_rank)
+    elif fields.data_parallel_rank is not None:
+        intake.named_rank = _rank("data_parallel_rank", fields.data_parallel_rank)
+    if fields.disagg_prefill_dp_rank is not None:
+        intake.named_prefill_rank = _rank("disagg_prefill_dp_rank", fields.disagg_prefill_dp_rank)
     if fields.bootstrap_room is not None:
         intake.named_bootstrap = "bootstrap_room"
     elif fields.bootstrap_host is not None or fields.bootstrap_port is not None:
         intake.named_bootstrap = "bootstrap_port" if fields.bootstrap_host is None else "bootstrap_host"
+
+
+def _rank(name: str, value: Any) -> int:
+    """The rank that a field names. Workers read odd values each in its own way, and a rank put in beside one would
+    override it."""
+    if type(value) is int:
+        return value
+    shown = msgspec.json.encode(value)[:MAX_SHOWN_BYTES].decode(errors="replace")
+    raise InvalidValueError(f"{name}: {shown} must be a whole number, as the worker counts its ranks", name)
 
 
 def _read_prompt(intake: Intake, fields: GenerationBody) -> None:
