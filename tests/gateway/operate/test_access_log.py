@@ -115,6 +115,19 @@ def test_what_cannot_be_opened_is_a_wrong_setting(tmp_path: Path) -> None:
         AccessLog(str(tmp_path))
 
 
+def test_a_pipe_without_a_reader_is_refused_instead_of_waited_for(tmp_path: Path) -> None:
+    pipe, target = tmp_path / "pipe", tmp_path / "access.log"
+    os.mkfifo(pipe)
+    with pytest.raises(ConfigError, match=r"^access-log: .*pipe: nobody reads this pipe, start its reader first"):
+        AccessLog(str(pipe))
+    with opened(target) as found:
+        target.unlink()
+        os.mkfifo(target)
+        found.reopen()
+        found.write(line(0))
+    assert found.num_dropped == 0, "the old file is kept"
+
+
 def test_a_pipe_that_nobody_reads_holds_nobody_up(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)

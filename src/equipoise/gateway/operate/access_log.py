@@ -7,6 +7,7 @@ A full disk, a pipe that nobody reads: bytes wait up to MAX_PENDING_BYTES, later
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import select
@@ -149,7 +150,7 @@ class _Sink:
             try:
                 self._fd = _open(self._path)
             except OSError as error:
-                raise ConfigError(f"access-log: {self._path}: {error.strerror}") from None
+                raise ConfigError(f"access-log: {self._path}: {_why(error)}") from None
 
     def run(self) -> None:
         while True:
@@ -184,7 +185,7 @@ class _Sink:
         try:
             fd = _open(self._path)
         except OSError as error:
-            log.error("access log: %s cannot be opened anew, the old file is kept: %s", self._path, error.strerror)
+            log.error("access log: %s cannot be opened anew, the old file is kept: %s", self._path, _why(error))
             return
         os.close(self._fd)
         self._fd = fd
@@ -202,4 +203,11 @@ def _write_some(fd: int, data: memoryview) -> int:
 
 
 def _open(path: str) -> int:
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, FILE_MODE)
+    """Opened without waiting, which for a pipe would be for its reader; what is written then may wait."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK, FILE_MODE)
+    os.set_blocking(fd, True)
+    return fd
+
+
+def _why(error: OSError) -> str | None:
+    return "nobody reads this pipe, start its reader first" if error.errno == errno.ENXIO else error.strerror
