@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from equipoise.config.checks import at_least, header_value, one_of, seconds, within
+from equipoise.config.checks import MAX_SECONDS, at_least, header_value, one_of, seconds, within
 from equipoise.config.server import LOG_LEVELS, MAX_BODY_MB, LogLevel
 from equipoise.config.worker import WORKER_KINDS, WorkerKind, WorkerSpec, prefill_worker
 from equipoise.errors import ConfigError
 
 MAX_RETRIES = 100
 MAX_FAILURES = 100_000
+MIN_INTERVAL_S = 0.01
+"""Between two things that are done again and again: more often, the gateway and its workers would do little else."""
 _TOKEN_CHARS = frozenset("!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyz")
 
 
@@ -97,7 +99,7 @@ class RoutingConfig:
         if not -(2**63) <= self.routing_seed < 2**63:
             raise ConfigError(f"routing-seed: {self.routing_seed} must be at least {-(2**63)} and at most {2**63 - 1}")
         _header_name("session-header", self.session_header)
-        seconds("load-check-interval", self.load_check_interval_s, may_be_zero=True)
+        _interval("load-check-interval", self.load_check_interval_s)
         seconds("load-stale", self.load_stale_s)
         if self.load_stale_s <= self.load_check_interval_s:
             raise ConfigError(
@@ -158,7 +160,7 @@ class HealthConfig:
     """Seconds that a drained or removed worker has to finish its requests."""
 
     def __post_init__(self) -> None:
-        seconds("health-check-interval", self.health_check_interval_s, may_be_zero=True)
+        _interval("health-check-interval", self.health_check_interval_s)
         seconds("health-check-timeout", self.health_check_timeout_s)
         at_least("unhealthy-after", self.unhealthy_after, 1)
         at_least("healthy-after", self.healthy_after, 1)
@@ -167,7 +169,7 @@ class HealthConfig:
         seconds("breaker-open", self.breaker_open_s)
         at_least("breaker-successes", self.breaker_successes, 1)
         within("breaker-failure-share", self.breaker_failure_share, 0, 1)
-        seconds("outlier-interval", self.outlier_interval_s, may_be_zero=True)
+        _interval("outlier-interval", self.outlier_interval_s)
         within("outlier-ttft-ratio", self.outlier_ttft_ratio, 1, 1e6)
         within("outlier-failure-excess", self.outlier_failure_excess, 0, 1)
         seconds("outlier-eject", self.outlier_eject_s)
@@ -300,6 +302,13 @@ class GatewayConfig:
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     queue: QueueConfig = field(default_factory=QueueConfig)
     front: FrontConfig = field(default_factory=FrontConfig)
+
+
+def _interval(name: str, value: float) -> None:
+    if value != 0 and not MIN_INTERVAL_S <= value <= MAX_SECONDS:
+        raise ConfigError(
+            f"{name}: {value} must be at least {MIN_INTERVAL_S:g} and at most {MAX_SECONDS:g}, or 0 for never"
+        )
 
 
 def _header_name(name: str, value: str) -> None:
