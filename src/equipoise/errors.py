@@ -15,7 +15,8 @@ EquipoiseError
 │   ├── RequestTimeoutError    408: its deadline passed
 │   ├── InternalError          500: something broke on our side, the log says what
 │   ├── UnavailableError       503: paused, shutting down, or the rank died
-│   │   └── NoWorkerError      503: no worker takes the request now; comes with seconds to wait
+│   │   ├── NoWorkerError      503: no worker takes the request now; comes with seconds to wait
+│   │   └── QueueTimeoutError  503: it waited for a worker too long
 │   ├── WorkerFailedError      502: the worker broke off or answered nonsense
 │   ├── WorkerTimeoutError     504: the worker took too long
 │   └── LoopError              508: the request came back to the gateway that sent it
@@ -148,6 +149,12 @@ class NoWorkerError(UnavailableError):
     def __init__(self, message: str, retry_after_s: int = 1) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class QueueTimeoutError(UnavailableError):
+    """The request queued as long as a request may, and no worker was free for it."""
+
+    code = "queue_timeout"
 
 
 class InternalError(RequestError):

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
     from equipoise.gateway.fleet.worker import Worker
+    from equipoise.gateway.operate.access_log import AccessLog
 
 WAIT_S = 20.0
 """Longest that a test waits for what must happen."""
@@ -248,6 +249,7 @@ async def staged(
     max_inflight: int | None = None,
     max_queue: int = 1024,
     num_ranks: int = 1,
+    access_log: AccessLog | None = None,
 ) -> AsyncIterator[Stage]:
     """A data plane before `workers`, which it starts; requests go round them in turn."""
     loop = asyncio.get_running_loop()
@@ -267,7 +269,7 @@ async def staged(
         limits or PlaneLimits(), client or ClientLimits(), retry, max_inflight=max_inflight, max_queue=max_queue
     )
     metrics = GatewayMetrics()
-    plane = Plane(OneLeg(router), Lengths(), sweep, metrics, routes, settings)
+    plane = Plane(OneLeg(router), Lengths(), sweep, metrics, routes, settings, access_log)
     server = await loop.create_server(plane.connection, "127.0.0.1", 0)
     stage = Stage(plane, fleet, metrics, sweep, server.sockets[0].getsockname()[1])
     try:

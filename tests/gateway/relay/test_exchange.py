@@ -540,6 +540,8 @@ def test_requests_beyond_the_limit_queue_take_turns_and_are_refused_when_full() 
                 assert (await peers[number].message())[1] == OK_BODY
             order = [json.loads(body)["n"] for _, body in worker.seen]
             assert order == [0, 2, 5, 3]
+            num_waits = stage.metrics.queue_wait.cumulated()[-1]
+            assert num_waits == 5, "whoever queued, those that left or lost their place among them"
             await stage.is_at_rest()
 
     asyncio.run(run())
@@ -551,8 +553,11 @@ def test_waiting_in_the_queue_takes_a_bounded_time() -> None:
             first = await stage.connect()
             first.send(post())
             await stage.until(lambda: stage.plane.num_busy == 1)
-            head, _ = await stage.ask()
+            head, body = await stage.ask()
             assert head.startswith(b"HTTP/1.1 503 ")
+            assert error_of(body)["code"] == "queue_timeout"
+            assert stage.metrics.refused == {"queue_timeout": 1}
+            assert (stage.metrics.queue_wait.cumulated()[-1], stage.metrics.queue_wait.sum > 0.2) == (1, True)
             first.reset()
             await stage.is_at_rest()
 

@@ -40,7 +40,7 @@ class AccessLine(msgspec.Struct, gc=False):
     """One request, when it is over. `time`: its end, in seconds since 1970 until written, then ISO 8601 in UTC.
 
     outcome: how it went for the client: ok, refused (4xx), failed, cancelled (the client left). error_phase: where it
-    failed. worker, rank: of its last try; where that was a pair, its decode worker's, beside prefill_worker and
+    failed; error_code: of an error of the gateway's own. worker, rank: of its last try; where that was a pair, its decode worker's, beside prefill_worker and
     prefill_rank; num_tries 0: none saw it. expected_tokens: of output, as charged.
     Bytes are those of the bodies. None where not known."""
 
@@ -63,6 +63,7 @@ class AccessLine(msgspec.Struct, gc=False):
     response_bytes: int = 0
     ttft_ms: float | None = None
     error_phase: str | None = None
+    error_code: str | None = None
     prefill_worker: str | None = None
     prefill_rank: int | None = None
 

@@ -138,7 +138,7 @@ class GatewayMetrics:
             page.value(f"{PREFIX}{name}", "counter", help_text, value)
         page.value(f"{PREFIX}connections", "gauge", "Connections of clients now", self.num_connections)
         page.value(f"{PREFIX}queue_length", "gauge", "Requests that queue", self.num_queued)
-        page.histograms(f"{PREFIX}queue_wait_seconds", "How long requests queued", [((), self.queue_wait)])
+        page.histograms(f"{PREFIX}queue_wait_seconds", "How long requests queued that did", [((), self.queue_wait)])
 
     def _latencies(self, page: Page) -> None:
         models = [((("model", name),), metrics) for name, metrics in self.models.items()]

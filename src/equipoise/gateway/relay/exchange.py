@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from equipoise.errors import UnavailableError
+from equipoise.errors import QueueTimeoutError, UnavailableError
 from equipoise.gateway.relay.intake import Intake
 from equipoise.gateway.relay.retry import RETRIED_PHASES, is_retried, retry_after_s
-from equipoise.gateway.relay.tries import Held, as_request_error, failure
+from equipoise.gateway.relay.tries import Held, as_request_error, failure, outcome_of
 from equipoise.gateway.relay.usage import MAX_TAIL_BYTES, read_usage
 from equipoise.route.policy import Ask
 from equipoise.route.prefix import MIN_KEY_BYTES, prefix_keys
@@ -47,13 +47,13 @@ class Exchange:
     Read by metrics and log when it is over: request, endpoint, intake, ask, model; started_at, admitted_at,
     first_byte_at (of the answer's body), ended_at; num_tries; worker and rank that answered the last try, or failed;
     pair: its prefill and decode route, where it had two; status as the client saw it, 0 for none; failed_phase;
-    num_prompt and num_output tokens, None where the answer does not say; num_sent bytes."""
+    error_code of an error of the gateway's own; num_prompt and num_output tokens, None where the answer does not say; num_sent bytes."""
 
     __slots__ = (
         "_before_last", "_held", "_is_paused", "_is_queued", "_is_stream", "_kept", "_last", "_moved", "_moved_at",
         "_plane", "_run", "_send", "_timer", "_writer", "admitted_at", "ask", "client", "ended_at", "endpoint",
-        "failed_phase", "first_byte_at", "has_place", "intake", "model", "num_events", "num_output", "num_prompt",
-        "num_tries", "pair", "rank", "request", "started_at", "status", "tried", "try_at", "worker",
+        "error_code", "failed_phase", "first_byte_at", "has_place", "intake", "model", "num_events", "num_output",
+        "num_prompt", "num_tries", "pair", "rank", "request", "started_at", "status", "tried", "try_at", "worker",
     )  # fmt: skip
 
     def __init__(self, plane: Plane, client: ClientConnection, request: ClientRequest, endpoint: Endpoint) -> None:
@@ -85,6 +85,7 @@ class Exchange:
         self.status = 0
         self.has_place = False
         self.failed_phase: Phase | None = None
+        self.error_code: str | None = None
         self.num_prompt: int | None = None
         self.num_output: int | None = None
 
@@ -108,6 +109,7 @@ class Exchange:
         """It is the request's turn."""
         self._is_queued = False
         self.has_place = True
+        self._plane.metrics.queue_wait.observe(self._plane.loop.time() - self.started_at)
         self._plane.loop.call_soon(self._proceed)
 
     def displaced(self, error: QueueFullError) -> None:
@@ -188,11 +190,11 @@ class Exchange:
         held = self._held
         if held is not None:
             self._held, self._kept = None, held
-            self._again(_outcome(held.status), str(held.status), held.delay_s, now)
+            self._again(outcome_of(held.status), str(held.status), held.delay_s, now)
             return
         self._writer.end(trailers)
         self._count_tokens()
-        self._end(_outcome(self.status), now)
+        self._end(outcome_of(self.status), now)
         self.client.answered()
 
     def failed(self, phase: Phase, reason: str) -> None:
@@ -247,7 +249,7 @@ class Exchange:
         limits = self._plane.limits
         if self._is_queued:
             if now - self.started_at > limits.queue_s:
-                self._refuse(UnavailableError(f"no worker was free within {limits.queue_s:g} s"), now)
+                self._refuse(QueueTimeoutError(f"no worker was free within {limits.queue_s:g} s"), now)
         elif limits.total_s is not None and now - self.started_at > limits.total_s:
             self._time_out("total", f"no complete answer within {limits.total_s:g} s", now)
         elif self._run is None or self._is_paused:
@@ -342,20 +344,22 @@ class Exchange:
         for piece in kept.pieces:
             self._send(piece)
         self._writer.end()
-        self._end(_outcome(kept.status), now)
+        self._end(outcome_of(kept.status), now)
         self.client.answered()
 
     def _refuse(self, error: RequestError, now: float, outcome: Outcome | None = None) -> None:
         """Answer with an error of the gateway's own."""
         self.status = error.status
+        self.error_code = error.code or str(error.status)
         self._plane.write_error(self.client, self.request, error, self.endpoint)
-        self._end(outcome or _outcome(error.status), now)
+        self._end(outcome or outcome_of(error.status), now)
         if not self.num_tries:
-            self._plane.metrics.refused[error.code or str(error.status)] += 1
+            self._plane.metrics.refused[self.error_code] += 1
         self.client.answered()
 
     def _cut(self, error: RequestError, outcome: Outcome, now: float) -> None:
         """The answer breaks off: say so in a last event, and let no client take it for its end."""
+        self.error_code = error.code
         lead = b"" if self._last.endswith(b"\n\n") else b"\n\n"
         event = b"event: error\n" if self.endpoint.names_events else b""
         self._writer.cut(b"%b%bdata: %b\n\n" % (lead, event, self.endpoint.error_body(error)))
@@ -386,13 +390,11 @@ class Exchange:
         self.ended_at = now
         plane = self._plane
         plane.sweep.remove(self)
+        if self._is_queued:
+            plane.metrics.queue_wait.observe(now - self.started_at)
         if self._run is not None:
             self._end_try(outcome, now)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         plane.ended(self, outcome, now)
-
-
-def _outcome(status: int) -> Outcome:
-    return "ok" if status < 400 else "failed" if status >= 500 else "refused"

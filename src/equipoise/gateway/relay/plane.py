@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import time
 from dataclasses import dataclass, field
 from itertools import count
 from random import Random
@@ -19,8 +18,8 @@ from equipoise.errors import InternalError, LoopError, RequestError
 from equipoise.gateway.http.client import ClientConnection, ClientLimits
 from equipoise.gateway.http.request import ClientRequest, RequestHead, marked_names
 from equipoise.gateway.http.wire import error_headers
-from equipoise.gateway.operate.access_log import AccessLine
 from equipoise.gateway.relay.exchange import Exchange
+from equipoise.gateway.relay.lines import exchange_line
 from equipoise.gateway.relay.queue import FairQueue
 from equipoise.gateway.relay.retry import Retries, RetryRules
 from equipoise.gateway.relay.routes import NO_ENDPOINT, Answer, Endpoint
@@ -249,7 +248,7 @@ class Plane:
                 first_at - started_at if first_at is not None and exchange.intake.is_stream else None,
             )
         if self._access_log is not None:
-            self._access_log.write(_line(exchange, outcome, now))
+            self._access_log.write(exchange_line(exchange, outcome, now))
 
     def write_error(
         self, client: ClientConnection, request: ClientRequest, error: RequestError, endpoint: Endpoint
@@ -350,41 +349,3 @@ class OwnExchange:
 
     def resume(self) -> None:
         """Its answer comes in one piece."""
-
-
-def _ms(duration_s: float) -> float:
-    """Milliseconds to the microsecond; round() takes six times as long."""
-    return int(duration_s * 1e6 + 0.5) / 1e3
-
-
-def _line(exchange: Exchange, outcome: Outcome, now: float) -> AccessLine:
-    request, first_at = exchange.request, exchange.first_byte_at
-    head = request.head
-    worker, rank, prefill = exchange.worker, exchange.rank, None
-    if exchange.pair is not None:
-        prefill, decode = exchange.pair
-        worker, rank = decode.worker, decode.rank
-    has_asked = exchange.num_tries > 0
-    return AccessLine(
-        time.time(),
-        request.request_id.decode("latin-1"),
-        request.client,
-        head.method_text,
-        head.target_text,
-        exchange.status,
-        outcome,
-        _ms(now - exchange.started_at),
-        exchange.model,
-        None if worker is None else worker.url,
-        rank,
-        exchange.num_tries,
-        exchange.num_prompt or (exchange.ask.prompt if has_asked else None),
-        exchange.ask.output if has_asked else None,
-        exchange.num_output,
-        len(request.body),
-        exchange.client.writer.num_bytes,
-        None if first_at is None else _ms(first_at - exchange.started_at),
-        exchange.failed_phase,
-        None if prefill is None else prefill.worker.url,
-        None if prefill is None else prefill.rank,
-    )

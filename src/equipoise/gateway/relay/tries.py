@@ -90,6 +90,11 @@ def failure(phase: Phase, reason: str, workers: Sequence[Worker]) -> RequestErro
     return UnavailableError(message) if phase == "connect" else WorkerFailedError(message)
 
 
+def outcome_of(status: int) -> Outcome:
+    """How a try went that was answered with `status`."""
+    return "ok" if status < 400 else "failed" if status >= 500 else "refused"
+
+
 def as_request_error(error: Exception) -> RequestError:
     """What the client is told of an error on the way to a worker. Whatever is none of a request is a bug, of ours or of
     an operator's policy: the log says which, and its client is answered all the same."""
