@@ -73,7 +73,7 @@ def test_requests_are_counted_by_route_worker_and_code() -> None:
 def test_latencies_are_kept_by_model() -> None:
     metrics = GatewayMetrics()
     metrics.generated("m", 10, 5, 1.0, 0.2)
-    metrics.generated("m", 10, 1, 3.0, 0.2)
+    metrics.generated("m", 10, 1, 3.0, 0.2, num_cached=7)
     metrics.generated("m", 10, 0, 7.0, None)
     metrics.generated('odd"name', 1, 1, 0.1, 0.1)
     page = Scrape(metrics, empty_fleet())
@@ -84,6 +84,7 @@ def test_latencies_are_kept_by_model() -> None:
     assert page.value("time_per_output_token_seconds_sum", model="m") == pytest.approx(0.2)
     assert (page.value("prompt_tokens_total", model="m"), page.value("output_tokens_total", model="m")) == (30, 6)
     assert page.value("prompt_tokens_total", model='odd"name') == 1
+    assert page.value("cached_tokens_total", model="m") == 7
 
 
 def test_models_are_bounded() -> None:

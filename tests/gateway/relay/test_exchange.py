@@ -482,7 +482,7 @@ def test_what_a_request_costs_is_charged_while_it_runs() -> None:
 @pytest.mark.parametrize("is_stream", [False, True])
 def test_lengths_are_learnt_from_answers(is_stream: bool) -> None:
     async def run() -> None:
-        usage = b'"usage":{"prompt_tokens":1000,"completion_tokens":40}}'
+        usage = b'"usage":{"prompt_tokens":1000,"completion_tokens":40,"prompt_tokens_details":{"cached_tokens":9}}}'
         if is_stream:
             events = (b'data: {"a":1}\n\n', b"data: {" + usage + b"\n\n", b"data: [DONE]\n\n")
             data = SSE_HEAD + b"".join(map(chunk, events)) + b"0\r\n\r\n"
@@ -495,7 +495,7 @@ def test_lengths_are_learnt_from_answers(is_stream: bool) -> None:
             assert stage.plane.lengths.num_prompt("m", 4002) in range(900, 1100)
             assert stage.plane.lengths.num_output("m", None) in range(36, 120)
             model = stage.metrics.models["m"]
-            assert (model.num_prompt, model.num_output) == (60_000, 2400)
+            assert (model.num_prompt, model.num_cached, model.num_output) == (60_000, 540, 2400)
 
     asyncio.run(run())
 

@@ -40,3 +40,14 @@ def test_errors_of_the_gateway_have_their_code_and_those_of_workers_have_none(tm
         (400, "invalid_type"),
         (422, None),
     ]
+
+
+def test_tokens_are_told_as_the_answer_has_them(tmp_path: Path) -> None:
+    async def says(worker: ScriptedWorker, peer: Any) -> None:
+        for usage in (b'{"prompt_tokens":8,"completion_tokens":6,"cached_tokens":5}', b'{"completion_tokens":2}'):
+            await worker.take(peer)
+            peer.send(answer(200, usage))
+
+    lines = logged(tmp_path / "access.log", ScriptedWorker(says), post(), post())
+    assert [(line["cached_tokens"], line["output_tokens"]) for line in lines] == [(5, 6), (None, 2)]
+    assert lines[0]["prompt_tokens"] == 8

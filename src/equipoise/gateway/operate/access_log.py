@@ -40,9 +40,9 @@ class AccessLine(msgspec.Struct, gc=False):
     """One request, when it is over. `time`: its end, in seconds since 1970 until written, then ISO 8601 in UTC.
 
     outcome: how it went for the client: ok, refused (4xx), failed, cancelled (the client left). error_phase: where it
-    failed; error_code: of an error of the gateway's own. worker, rank: of its last try; where that was a pair, its decode worker's, beside prefill_worker and
-    prefill_rank; num_tries 0: none saw it. expected_tokens: of output, as charged.
-    Bytes are those of the bodies. None where not known."""
+    failed; error_code: of an error of the gateway's own. worker, rank: of its last try; where that was a pair, its
+    decode worker's, beside prefill_worker and prefill_rank; num_tries 0: none saw it. cached_tokens: of the prompt's,
+    as the answer says. expected_tokens: of output, as charged. Bytes are those of the bodies. None where not known."""
 
     time: float | str
     request_id: str
@@ -57,6 +57,7 @@ class AccessLine(msgspec.Struct, gc=False):
     rank: int | None = None
     num_tries: int = 0
     prompt_tokens: int | None = None
+    cached_tokens: int | None = None
     expected_tokens: int | None = None
     output_tokens: int | None = None
     request_bytes: int = 0

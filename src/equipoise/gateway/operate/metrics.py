@@ -38,13 +38,14 @@ WAIT_S = (0.001, 0.005, 0.02, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 120)
 class ModelMetrics:
     """What is known of the answered requests of one model."""
 
-    __slots__ = ("e2e", "num_output", "num_prompt", "tpot", "ttft")
+    __slots__ = ("e2e", "num_cached", "num_output", "num_prompt", "tpot", "ttft")
 
     def __init__(self) -> None:
         self.ttft = Histogram(TTFT_S)
         self.tpot = Histogram(GAP_S)
         self.e2e = Histogram(E2E_S)
         self.num_prompt = 0
+        self.num_cached = 0
         self.num_output = 0
 
 
@@ -83,14 +84,18 @@ class GatewayMetrics:
         """A request on `route` was answered with `status`, by the worker at URL `worker` or ("") by the gateway."""
         self.requests[route, worker, status] += 1
 
-    def generated(self, model: str, num_prompt: int, num_output: int, e2e_s: float, ttft_s: float | None) -> None:
+    def generated(
+        self, model: str, num_prompt: int, num_output: int, e2e_s: float, ttft_s: float | None, num_cached: int = 0
+    ) -> None:
         """An answer with tokens is complete, `e2e_s` seconds after its request came in.
 
-        `ttft_s`: until its first token, None where the answer came in one piece; `num_output`: 0 where not known."""
+        `ttft_s`: until its first token, None where the answer came in one piece; `num_output`, `num_cached` (of
+        the prompt's): 0 where not known."""
         metrics = self.models.get(model) or self._model(model)
         metrics.e2e.observe(e2e_s)
         metrics.num_prompt += num_prompt
         metrics.num_output += num_output
+        metrics.num_cached += num_cached
         if ttft_s is not None:
             metrics.ttft.observe(ttft_s)
             if num_output > 1:
@@ -150,6 +155,8 @@ class GatewayMetrics:
             page.histograms(f"{PREFIX}{name}_seconds", help_text, series)
         prompts = [(key, each.num_prompt) for key, each in models]
         page.family(f"{PREFIX}prompt_tokens_total", "counter", "Prompt tokens of answered requests", prompts)
+        cached = [(key, each.num_cached) for key, each in models]
+        page.family(f"{PREFIX}cached_tokens_total", "counter", "Those of them that workers had cached", cached)
         outputs = [(key, each.num_output) for key, each in models]
         page.family(f"{PREFIX}output_tokens_total", "counter", "Tokens of answers", outputs)
 

@@ -16,7 +16,7 @@ from equipoise.errors import QueueTimeoutError, UnavailableError
 from equipoise.gateway.relay.intake import Intake
 from equipoise.gateway.relay.retry import RETRIED_PHASES, is_retried, retry_after_s
 from equipoise.gateway.relay.tries import Held, as_request_error, failure, outcome_of
-from equipoise.gateway.relay.usage import MAX_TAIL_BYTES, read_usage
+from equipoise.gateway.relay.usage import read_usage, tail_of
 from equipoise.route.policy import Ask
 from equipoise.route.prefix import MIN_KEY_BYTES, prefix_keys
 
@@ -47,13 +47,15 @@ class Exchange:
     Read by metrics and log when it is over: request, endpoint, intake, ask, model; started_at, admitted_at,
     first_byte_at (of the answer's body), ended_at; num_tries; worker and rank that answered the last try, or failed;
     pair: its prefill and decode route, where it had two; status as the client saw it, 0 for none; failed_phase;
-    error_code of an error of the gateway's own; num_prompt and num_output tokens, None where the answer does not say; num_sent bytes."""
+    error_code of an error of the gateway's own; num_prompt and num_output tokens, None where the answer does not say,
+    num_cached of the prompt, as it says."""
 
     __slots__ = (
         "_before_last", "_held", "_is_paused", "_is_queued", "_is_stream", "_kept", "_last", "_moved", "_moved_at",
         "_plane", "_run", "_send", "_timer", "_writer", "admitted_at", "ask", "client", "ended_at", "endpoint",
-        "error_code", "failed_phase", "first_byte_at", "has_place", "intake", "model", "num_events", "num_output",
-        "num_prompt", "num_tries", "pair", "rank", "request", "started_at", "status", "tried", "try_at", "worker",
+        "error_code", "failed_phase", "first_byte_at", "has_place", "intake", "model", "num_cached", "num_events",
+        "num_output", "num_prompt", "num_tries", "pair", "rank", "request", "started_at", "status", "tried", "try_at",
+        "worker",
     )  # fmt: skip
 
     def __init__(self, plane: Plane, client: ClientConnection, request: ClientRequest, endpoint: Endpoint) -> None:
@@ -77,7 +79,7 @@ class Exchange:
         self.admitted_at: float | None = None
         self.first_byte_at: float | None = None
         self.ended_at: float | None = None
-        self.num_tries = self.num_events = 0
+        self.num_tries = self.num_events = self.num_cached = 0
         self.tried: list[Worker] = []
         self.worker: Worker | None = None
         self.rank: int | None = None
@@ -370,18 +372,13 @@ class Exchange:
         """Tokens as the answer says, else as many as there were events."""
         if self.status != 200 or not self.endpoint.generates:
             return
-        tail = self._last[-MAX_TAIL_BYTES:]
-        if len(tail) < MAX_TAIL_BYTES:
-            tail = self._before_last[-MAX_TAIL_BYTES:] + tail
-        num_prompt, num_output = read_usage(tail)
+        tail = tail_of(self._before_last, self._last)
+        num_prompt, num_output, self.num_cached = read_usage(tail)
         if num_output is None and self.num_events:
             num_output = self.num_events - (b"data: [DONE]" in tail)
         self.num_prompt = num_prompt or None
         self.num_output = num_output
-        intake = self.intake
-        per_choice = None if num_output is None else num_output // intake.num_choices
-        num_bytes = intake.num_prompt_bytes if intake.num_prompt_ids is None else 0
-        self._plane.lengths.learn(self.model, num_bytes, num_prompt, per_choice)
+        self._plane.learn(self.intake, num_prompt, num_output)
 
     def _end(self, outcome: Outcome, now: float) -> None:
         """The exchange is over: give everything back and tell everybody, once."""

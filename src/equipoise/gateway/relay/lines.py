@@ -40,6 +40,7 @@ def exchange_line(exchange: Exchange, outcome: Outcome, now: float) -> AccessLin
         rank,
         exchange.num_tries,
         exchange.num_prompt or (exchange.ask.prompt if has_asked else None),
+        exchange.num_cached if exchange.num_prompt else None,
         exchange.ask.output if has_asked else None,
         exchange.num_output,
         len(request.body),

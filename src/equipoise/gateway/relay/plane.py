@@ -142,6 +142,12 @@ class Plane:
                 return counted
         return self.lengths.num_prompt(intake.model, intake.num_prompt_bytes)
 
+    def learn(self, intake: Intake, num_prompt: int, num_output: int | None) -> None:
+        """An answer told its tokens: later requests for the model are expected to be like it."""
+        per_choice = None if num_output is None else num_output // intake.num_choices
+        num_bytes = intake.num_prompt_bytes if intake.num_prompt_ids is None else 0
+        self.lengths.learn(intake.model, num_bytes, num_prompt, per_choice)
+
     def connection(self) -> ClientConnection:
         """A protocol for a new client."""
         return ClientConnection(self)
@@ -246,6 +252,7 @@ class Plane:
                 exchange.num_output or 0,
                 now - started_at,
                 first_at - started_at if first_at is not None and exchange.intake.is_stream else None,
+                exchange.num_cached,
             )
         if self._access_log is not None:
             self._access_log.write(exchange_line(exchange, outcome, now))
