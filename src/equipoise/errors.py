@@ -15,6 +15,7 @@ EquipoiseError
 │   ├── RequestTimeoutError    408: its deadline passed
 │   ├── InternalError          500: something broke on our side, the log says what
 │   ├── UnavailableError       503: paused, shutting down, or the rank died
+│   │   ├── NoDescriptorsError 503: the gateway itself has too many connections open
 │   │   ├── NoWorkerError      503: no worker takes the request now; comes with seconds to wait
 │   │   └── QueueTimeoutError  503: it waited for a worker too long
 │   ├── WorkerFailedError      502: the worker broke off or answered nonsense
@@ -149,6 +150,12 @@ class NoWorkerError(UnavailableError):
     def __init__(self, message: str, retry_after_s: int = 1) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class NoDescriptorsError(UnavailableError):
+    """The gateway has as many files and connections open as it may, and no worker is to blame."""
+
+    code = "no_descriptors"
 
 
 class QueueTimeoutError(UnavailableError):

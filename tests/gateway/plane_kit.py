@@ -15,6 +15,7 @@ from equipoise.gateway.fleet.router import Router
 from equipoise.gateway.fleet.slow_start import SlowStartLimits
 from equipoise.gateway.fleet.worker import Found, rank_place
 from equipoise.gateway.http.client import ClientLimits
+from equipoise.gateway.http.descriptors import Descriptors
 from equipoise.gateway.http.pool import Pool, PoolLimits
 from equipoise.gateway.operate.metrics import GatewayMetrics
 from equipoise.gateway.relay.plane import Plane, PlaneLimits, PlaneSettings
@@ -255,7 +256,8 @@ async def staged(
     loop = asyncio.get_running_loop()
     sweep = Sweep(0.02, 0.05)
     off = FleetLimits(slow_start=SlowStartLimits(0), outliers=OutlierLimits(interval_s=0))
-    fleet = Fleet(lambda host, port: Pool(host, port, pool or PoolLimits(), sweep), off)
+    descriptors = Descriptors()
+    fleet = Fleet(lambda host, port: Pool(host, port, pool or PoolLimits(), sweep, descriptors), off)
     policies = make_policies("round_robin", "round_robin", 0)
     router = Router(fleet, {"mixed": policies, "prefill": policies, "decode": policies})
     places = tuple(rank_place(rank, "routed_dp_rank") for rank in range(num_ranks)) if num_ranks > 1 else ()
@@ -268,7 +270,7 @@ async def staged(
     settings = PlaneSettings(
         limits or PlaneLimits(), client or ClientLimits(), retry, max_inflight=max_inflight, max_queue=max_queue
     )
-    metrics = GatewayMetrics()
+    metrics = GatewayMetrics(descriptors=descriptors)
     plane = Plane(OneLeg(router), Lengths(), sweep, metrics, routes, settings, access_log)
     server = await loop.create_server(plane.connection, "127.0.0.1", 0)
     stage = Stage(plane, fleet, metrics, sweep, server.sockets[0].getsockname()[1])

@@ -25,6 +25,7 @@ from equipoise.gateway.fleet.router import Router
 from equipoise.gateway.fleet.tend import TendLimits
 from equipoise.gateway.fleet.watch import Watch
 from equipoise.gateway.fleet.workers_file import WorkersFile, read_workers
+from equipoise.gateway.http.descriptors import Descriptors
 from equipoise.gateway.http.pool import Pool, PoolLimits
 from equipoise.gateway.operate.access_log import AccessLog
 from equipoise.gateway.operate.admin import Admin
@@ -93,9 +94,10 @@ class Gateway:
         stop = asyncio.Event()
         with self._signals(stop):
             sweep = Sweep()
-            fleet, router = self._fleet(sweep)
+            descriptors = Descriptors()
+            fleet, router = self._fleet(sweep, descriptors)
             watch = self._watch(fleet)
-            metrics = GatewayMetrics(self._workers_file)
+            metrics = GatewayMetrics(self._workers_file, descriptors)
             clock = asyncio.get_running_loop().time
             probes = Probes(fleet, router, metrics, clock)
             admin = Admin(self._config, fleet, router, clock)
@@ -119,10 +121,10 @@ class Gateway:
                 if self._access_log is not None:
                     self._access_log.close()
 
-    def _fleet(self, sweep: Sweep) -> tuple[Fleet, Router]:
+    def _fleet(self, sweep: Sweep, descriptors: Descriptors) -> tuple[Fleet, Router]:
         limits = PoolLimits(self._config.limits.connect_timeout_s, self._config.limits.send_timeout_s)
         health = fleet_limits(self._config.health)
-        fleet = Fleet(lambda host, port: Pool(host, port, limits, sweep), health)
+        fleet = Fleet(lambda host, port: Pool(host, port, limits, sweep, descriptors), health)
         router = Router(fleet, self._policies)
         now = asyncio.get_running_loop().time()
         for spec in self._config.workers.specs():

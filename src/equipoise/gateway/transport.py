@@ -14,10 +14,10 @@ from typing import Literal, Protocol
 Header = tuple[bytes, bytes]
 """Name and value as they stand on the wire; names compare without case."""
 
-Phase = Literal["connect", "send", "first_token", "between_tokens", "total", "client", "worker"]
+Phase = Literal["connect", "send", "first_token", "between_tokens", "total", "client", "worker", "gateway"]
 """Where a try failed. connect: no connection came about; send: the worker broke it off before its answer began;
 first_token, between_tokens, total: a time limit; client: the client left; worker: the answer was malformed or was cut
-short."""
+short; gateway: the gateway itself had no descriptor for a connection, no worker is to blame."""
 
 
 class Outgoing:

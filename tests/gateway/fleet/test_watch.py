@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from tests.gateway.pure_fleet import ask, router_of
 from tests.gateway.scripted import Reply, Script, Server, in_loop, models, pool_to, serving, until
+from tests.gateway.shortage import no_descriptors
 
 from equipoise.config.worker import WorkerSpec
 from equipoise.gateway.fleet.fleet import Fleet, FleetLimits
@@ -17,6 +18,9 @@ from equipoise.gateway.fleet.slow_start import SlowStartLimits
 from equipoise.gateway.fleet.tend import TendLimits
 from equipoise.gateway.fleet.watch import Watch
 from equipoise.gateway.fleet.workers_file import WorkersFile
+from equipoise.gateway.http.descriptors import Descriptors
+from equipoise.gateway.http.pool import Pool, PoolLimits
+from equipoise.gateway.relay.sweep import Sweep
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -91,6 +95,25 @@ async def test_workers_are_found_and_their_load_is_known() -> None:
             assert (workers[0].feed, workers[0].load.feed_ok, workers[0].feed_error) == ("/v1/loads", True, None)
             assert (workers[1].feed, workers[1].load.feed_ok, workers[1].feed_error) == (None, False, None)
             assert router_of(fleet).route(ask(), "m", "mixed", (), 0.0).rank == 1
+
+
+@in_loop
+async def test_a_gateway_without_descriptors_takes_no_worker_for_unhealthy() -> None:
+    descriptors = Descriptors()
+
+    def pool(host: str, port: int) -> Pool:
+        return Pool(host, port, PoolLimits(max_idle=0), Sweep(), descriptors)
+
+    async with serving(sglang(7)) as server:
+        fleet = Fleet(pool, FleetLimits(health=HealthLimits(interval_s=0.02, timeout_s=60.0, max_failures=1)))
+        worker = add(fleet, server)
+        async with watching(fleet, TendLimits(load_interval_s=0.02, timeout_s=60.0)):
+            await until(lambda: worker.state == "ready" and worker.load.load() == 7)
+            num_before = worker.num_feed_failures
+            with no_descriptors() as take_all:
+                await until(lambda: take_all() or descriptors.num_lacked >= 20)
+                assert (worker.state, worker.error, worker.health.is_healthy) == ("ready", None, True)
+                assert worker.num_feed_failures == num_before
 
 
 @in_loop

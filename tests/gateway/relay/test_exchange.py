@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.gateway.plane_kit import (
     BODY,
+    FAST,
     MODEL,
     OK,
     OK_BODY,
@@ -23,6 +24,7 @@ from tests.gateway.plane_kit import (
     post,
     staged,
 )
+from tests.gateway.shortage import no_descriptors
 
 from equipoise.config.worker import WorkerSpec
 from equipoise.gateway.fleet.router import Route
@@ -713,3 +715,33 @@ def test_proxies_on_the_way_are_named_to_the_worker() -> None:
             assert head.index(b"via: 1.0 proxy\r\n") < head.index(b"via: 1.1 equipoise-")
 
     asyncio.run(run())
+
+
+def test_a_gateway_without_descriptors_says_so_and_blames_no_worker(caplog: pytest.LogCaptureFixture) -> None:
+    num_requests = 6
+
+    async def run() -> None:
+        workers = [ScriptedWorker(), ScriptedWorker()]
+        async with staged(*workers) as stage:
+            peer = await stage.connect()
+            await stage.until(lambda: stage.metrics.num_connections == 1)
+            with no_descriptors():
+                for _ in range(num_requests):
+                    peer.send(post())
+                    head, body = await peer.message()
+                    assert head.startswith(b"HTTP/1.1 503 ")
+                    assert b"retry-after: " in head
+                    assert error_of(body)["code"] == "no_descriptors"
+                    assert "the gateway" in error_of(body)["message"]
+                    assert not any(worker.url in error_of(body)["message"] for worker in workers)
+            await stage.is_at_rest()
+            assert stage.metrics.failed_tries == {}
+            assert stage.metrics.requests == {("/v1/chat/completions", "", 503): num_requests}
+            assert [worker.breaker.state for worker in stage.fleet.workers] == ["closed", "closed"]
+            tried = num_requests * (FAST.max_retries + 1)
+            assert b"\nequipoise_gateway_out_of_descriptors_total %d\n" % tried in stage.metrics.page(stage.fleet, 0.0)
+            peer.send(post())
+            assert (await peer.message())[1] == OK_BODY
+
+    asyncio.run(run())
+    assert [record.name for record in caplog.records] == ["equipoise.gateway.http.descriptors"]

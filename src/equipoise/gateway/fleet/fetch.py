@@ -20,6 +20,10 @@ class FetchError(Exception):
     """No complete answer came; the message says why, in one clause."""
 
 
+class NotAskedError(FetchError):
+    """The gateway itself could not ask: that says nothing about the worker."""
+
+
 class Answer:
     """What a worker answered. `body` is whole."""
 
@@ -107,11 +111,11 @@ class _Gathered:
             self.answer.set_result(Answer(self._status, b"".join(self._chunks)))
 
     def failed(self, phase: Phase, reason: str) -> None:
-        self._fail(f"{phase}: {reason}")
+        self._fail(f"{phase}: {reason}", NotAskedError if phase == "gateway" else FetchError)
 
     def flush(self) -> None:
         """Nothing waits to be written."""
 
-    def _fail(self, reason: str) -> None:
+    def _fail(self, reason: str, kind: type[FetchError] = FetchError) -> None:
         if not self.answer.done():
-            self.answer.set_exception(FetchError(reason))
+            self.answer.set_exception(kind(reason))

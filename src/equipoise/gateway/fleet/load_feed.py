@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from equipoise.gateway.fleet.backends.discovery import FEEDS
 from equipoise.gateway.fleet.backends.reports import ReportError
-from equipoise.gateway.fleet.fetch import FetchError
+from equipoise.gateway.fleet.fetch import FetchError, NotAskedError
 from equipoise.route.account import RankReport
 
 if TYPE_CHECKING:
@@ -52,6 +52,8 @@ class LoadFeed:
         worker = self._worker
         try:
             await self._ask()
+        except NotAskedError as error:
+            worker.feed_error = str(error)
         except (FetchError, ReportError) as error:
             worker.num_feed_failures += 1
             worker.feed_error = str(error)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from equipoise.gateway.fleet.backends.discovery import FEEDS, discover
 from equipoise.gateway.fleet.backends.models import list_models
-from equipoise.gateway.fleet.fetch import FetchError, Site
+from equipoise.gateway.fleet.fetch import FetchError, NotAskedError, Site
 from equipoise.gateway.fleet.load_feed import LoadFeed
 
 if TYPE_CHECKING:
@@ -113,6 +113,8 @@ class Tender:
                     raise FetchError(error)
                 self._found = await discover(self._site, worker.spec.kind)
                 break
+            except NotAskedError:
+                pass
             except FetchError as error:
                 self._not_found(str(error))
             await asyncio.sleep(self._jittered(delay_s))
@@ -143,15 +145,20 @@ class Tender:
                 await self._refresh_models()
 
     async def _check_health(self) -> None:
-        error = await self._health_error()
+        try:
+            error = await self._health_error()
+        except NotAskedError:
+            return
         if self._worker.health.checked(error is None) and error is not None:
             self._fleet.became_unhealthy(self._worker, error)
 
     async def _health_error(self) -> str | None:
-        """What is wrong with the worker's health, in one clause; None when nothing is."""
+        """What is wrong with the worker's health, in one clause; None when nothing is. Raises NotAskedError."""
         path = self._health.path
         try:
             answer = await self._health_site.get(path)
+        except NotAskedError:
+            raise
         except FetchError as error:
             return str(error)
         if answer.is_ok or (answer.status in (404, 405) and self._worker.kind in (None, "openai")):

@@ -7,6 +7,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from equipoise.gateway.http.descriptors import Descriptors
 from equipoise.gateway.http.upstream import UpstreamConnection
 
 if TYPE_CHECKING:
@@ -85,12 +86,15 @@ class Pool:
     Every leg that waits has a connection being made for it, unless `max_connections` are open. Both connections that
     are made and those that come free take the leg that has waited longest."""
 
-    def __init__(self, host: str, port: int, limits: PoolLimits, sweep: Sweep) -> None:
+    def __init__(
+        self, host: str, port: int, limits: PoolLimits, sweep: Sweep, descriptors: Descriptors | None = None
+    ) -> None:
         self.host_header = (f"[{host}]:{port}" if ":" in host else f"{host}:{port}").encode()
         self._host = host
         self._port = port
         self._limits = limits
         self._sweep = sweep
+        self._descriptors = descriptors or Descriptors()
         self._loop = asyncio.get_running_loop()
         self._idle: list[UpstreamConnection] = []  # oldest first
         self._open: dict[UpstreamConnection, None] = {}
@@ -212,9 +216,10 @@ class Pool:
             async with asyncio.timeout(limit_s):
                 await self._loop.create_connection(lambda: UpstreamConnection(self), self._host, self._port)
         except TimeoutError:
-            self._fail_first(f"no connection within {limit_s:g} s")
+            self._fail_first("connect", f"no connection within {limit_s:g} s")
         except (OSError, UnicodeError) as error:
-            self._fail_first(str(error) or type(error).__name__)
+            phase: Phase = "gateway" if self._descriptors.lacked(error, self._loop.time()) else "connect"
+            self._fail_first(phase, str(error) or type(error).__name__)
 
     def _connected(self, task: asyncio.Task[None]) -> None:
         del self._connects[task]
@@ -222,9 +227,9 @@ class Pool:
             task.result()
         self._fill()
 
-    def _fail_first(self, reason: str) -> None:
+    def _fail_first(self, phase: Phase, reason: str) -> None:
         if self._waiting:
-            self._waiting.popitem(last=False)[0].fail("connect", reason)
+            self._waiting.popitem(last=False)[0].fail(phase, reason)
 
     def _fail_all(self, phase: Phase, reason: str) -> None:
         while self._waiting:

@@ -14,6 +14,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from equipoise import __version__
+from equipoise.gateway.http.descriptors import Descriptors
 from equipoise.gateway.operate.fleet_page import fleet_families
 from equipoise.obs.page import E2E_S, GAP_S, TTFT_S, Histogram, Page
 
@@ -52,10 +53,11 @@ class ModelMetrics:
 class GatewayMetrics:
     """All counters. Who counts adds to the attributes, or calls a method where several belong together.
 
-    `workers_file` is shown as it is when the page is made; None where there is none."""
+    `workers_file` and `descriptors` are shown as they are when the page is made; None where there is no file."""
 
-    def __init__(self, workers_file: WorkersFile | None = None) -> None:
+    def __init__(self, workers_file: WorkersFile | None = None, descriptors: Descriptors | None = None) -> None:
         self._workers_file = workers_file
+        self._descriptors = descriptors or Descriptors()
         self.started_at = time.time()
         self.requests: defaultdict[tuple[str, str, int], int] = defaultdict(int)
         """By route, URL of the worker that answered ("" for the gateway itself) and status."""
@@ -138,6 +140,7 @@ class GatewayMetrics:
         for name, help_text, value in (
             ("clients_gone_total", "Requests whose client left before the end", self.num_clients_gone),
             ("accepted_connections_total", "Connections of clients, ever", self.num_accepted),
+            ("out_of_descriptors_total", "Connections that the gateway itself lacked", self._descriptors.num_lacked),
             ("log_lines_dropped_total", "Lines of the access log not written", self.num_log_lines_dropped),
         ):
             page.value(f"{PREFIX}{name}", "counter", help_text, value)

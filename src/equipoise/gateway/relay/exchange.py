@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from equipoise.errors import QueueTimeoutError, UnavailableError
+from equipoise.errors import NoDescriptorsError, QueueTimeoutError, UnavailableError
 from equipoise.gateway.relay.intake import Intake
 from equipoise.gateway.relay.retry import RETRIED_PHASES, is_retried, retry_after_s
-from equipoise.gateway.relay.tries import Held, as_request_error, failure, outcome_of
+from equipoise.gateway.relay.tries import BLAMELESS, Held, as_request_error, failure, outcome_of
 from equipoise.gateway.relay.usage import read_usage, tail_of
 from equipoise.route.policy import Ask
 from equipoise.route.prefix import MIN_KEY_BYTES, prefix_keys
@@ -206,10 +206,10 @@ class Exchange:
         self.worker = workers[-1]
         error = failure(phase, reason, workers)
         self.failed_phase = phase
-        for worker in workers:
-            self._plane.metrics.failed_tries[worker.url, phase] += 1
-        # a request that is long is not its worker's fault
-        outcome: Outcome = "cancelled" if phase == "total" else "failed"
+        if phase != "gateway":
+            for worker in workers:
+                self._plane.metrics.failed_tries[worker.url, phase] += 1
+        outcome: Outcome = "cancelled" if phase in BLAMELESS else "failed"
         if self.is_begun:
             self._cut(error, outcome, now)
             return
@@ -351,6 +351,8 @@ class Exchange:
 
     def _refuse(self, error: RequestError, now: float, outcome: Outcome | None = None) -> None:
         """Answer with an error of the gateway's own."""
+        if isinstance(error, NoDescriptorsError):
+            self.worker = self.rank = self.pair = None
         self.status = error.status
         self.error_code = error.code or str(error.status)
         self._plane.write_error(self.client, self.request, error, self.endpoint)

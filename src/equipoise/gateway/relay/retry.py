@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from equipoise.gateway.transport import Header, Phase
 
-RETRIED_PHASES: frozenset[Phase] = frozenset(("connect", "send", "worker"))
+RETRIED_PHASES: frozenset[Phase] = frozenset(("connect", "send", "worker", "gateway"))
 _NEVER = frozenset((501, 505))
 
 

@@ -5,7 +5,14 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Protocol
 
-from equipoise.errors import InternalError, RequestError, UnavailableError, WorkerFailedError, WorkerTimeoutError
+from equipoise.errors import (
+    InternalError,
+    NoDescriptorsError,
+    RequestError,
+    UnavailableError,
+    WorkerFailedError,
+    WorkerTimeoutError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,6 +26,8 @@ log = logging.getLogger(__name__)
 
 MAX_HELD_BYTES = 64 * 1024
 """Of an error's body that is kept while the request is tried again."""
+BLAMELESS: frozenset[Phase] = frozenset(("total", "gateway"))
+"""A request that is long, and what the gateway lacks, are no worker's fault."""
 TIME_LIMITS: frozenset[Phase] = frozenset(("first_token", "between_tokens", "total"))
 
 
@@ -82,6 +91,8 @@ class Held:
 
 def failure(phase: Phase, reason: str, workers: Sequence[Worker]) -> RequestError:
     """What the client is told of a try that failed: 504 for time limits, 503 where no connection came about, 502."""
+    if phase == "gateway":
+        return NoDescriptorsError(f"the gateway could not open a connection to a worker: {reason}")
     roles = ("" if worker.role == "mixed" else f"{worker.role} " for worker in workers)
     names = " or ".join(f"{role}worker {worker.url}" for role, worker in zip(roles, workers, strict=True))
     message = f"{names} failed in phase {phase}: {reason}"
