@@ -100,7 +100,7 @@ class Gateway:
             metrics = GatewayMetrics(self._workers_file, descriptors)
             clock = asyncio.get_running_loop().time
             probes = Probes(fleet, router, metrics, clock)
-            admin = Admin(self._config, fleet, router, clock)
+            admin = Admin(self._config, fleet, router, clock, self._access_log)
             routes = worker_routes()
             probes.register(routes, has_metrics=self._config.front.metrics)
             admin.register(routes)

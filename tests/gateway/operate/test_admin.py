@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,6 +15,7 @@ from equipoise.errors import RequestError
 from equipoise.gateway.fleet.worker import Found
 from equipoise.gateway.http.request import ClientRequest, RequestHead
 from equipoise.gateway.http.wire import openai_error
+from equipoise.gateway.operate.access_log import AccessLog
 from equipoise.gateway.operate.admin import Admin, is_loopback
 from equipoise.gateway.operate.metrics import GatewayMetrics
 from equipoise.gateway.operate.probes import Probes
@@ -23,22 +25,24 @@ from equipoise.route.policy import Ask
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
+    from pathlib import Path
 
     from equipoise.gateway.transport import Header
 
 HERE: list[Header] = [(b"Host", b"127.0.0.1:8080")]
 NOW = 100.0
+CLIENT = "127.0.0.9"
 
 
 class Gateway:
     """The own routes of a gateway whose clock stands still."""
 
-    def __init__(self, front: FrontConfig | None = None) -> None:
+    def __init__(self, front: FrontConfig | None = None, access_log: AccessLog | None = None) -> None:
         self.fleet = empty_fleet()
         self.router = router_of(self.fleet)
         config = GatewayConfig(front=front or FrontConfig())
         self.probes = Probes(self.fleet, self.router, GatewayMetrics(), lambda: NOW)
-        admin = Admin(config, self.fleet, self.router, lambda: NOW)
+        admin = Admin(config, self.fleet, self.router, lambda: NOW, access_log)
         self.routes = Routes()
         self.probes.register(self.routes, has_metrics=True)
         admin.register(self.routes)
@@ -49,7 +53,7 @@ class Gateway:
         """Status and JSON of an answer."""
         raw = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
         target = path.encode() + (b"?" + query if query else b"")
-        request = ClientRequest(RequestHead(method.encode(), target, headers, []), raw)
+        request = ClientRequest(RequestHead(method.encode(), target, headers, []), raw, CLIENT)
         try:
             answer = self._answer(request)
         except RequestError as error:
@@ -378,3 +382,50 @@ def test_wrong_policies_are_refused_and_change_nothing(body: object, message: st
     assert (status, param) == (400, field)
     assert found.startswith(message)
     assert gateway.ask("GET", "/policies") == before
+
+
+# What is told of it
+
+
+def test_actions_are_logged_with_who_did_them_and_what_was_before(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "equipoise.gateway.operate.admin")
+    gateway = Gateway()
+    join(gateway.fleet, "a")
+    gateway.router.route(Ask(10), "m", "mixed", (), NOW)
+    gateway.ask("PUT", "/policies", {"role": "decode", "policy": "round_robin"})
+    gateway.ask("PUT", "/policies", {"policy": "no such"})
+    gateway.ask("POST", "/workers", {"url": "b:2", "role": "prefill"})
+    gateway.ask("POST", "/workers/a:1/drain")
+    gateway.ask("POST", "/workers", {"url": "a:1"})
+    gateway.ask("DELETE", "/workers/b:2", query=b"cancel=true")
+    gateway.ask("GET", "/workers")
+    told = [record.getMessage() for record in caplog.records if record.name == "equipoise.gateway.operate.admin"]
+    assert told == [
+        "admin at 127.0.0.9: policies for decode: 'least_tokens', 'minimum_tokens' -> 'round_robin', 'minimum_tokens'",
+        "admin at 127.0.0.9: worker http://b:2: none -> starting as prefill",
+        "admin at 127.0.0.9: worker http://a:1: ready as mixed -> draining as mixed",
+        "admin at 127.0.0.9: worker http://a:1: draining as mixed -> starting as mixed",
+        "admin at 127.0.0.9: worker http://b:2: starting as prefill -> removed as prefill",
+    ]
+
+
+def test_actions_are_in_the_access_log_and_looks_are_not(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "equipoise.gateway.operate.admin")
+    log = AccessLog(str(tmp_path / "access.log"))
+    gateway = Gateway(access_log=log)
+    gateway.ask("POST", "/workers", {"url": "a:1"})
+    gateway.ask("GET", "/workers")
+    gateway.ask("DELETE", "/workers/c:1", query=b"cancel=true")
+    gateway.ask("POST", "/flush_cache")
+    gateway.ask("PUT", "/policies", {"policy": "random"}, headers=[(b"host", b"evil.example")])
+    log.close()
+    lines = [json.loads(line) for line in (tmp_path / "access.log").read_text().splitlines()]
+    assert {line["client"] for line in lines} == {CLIENT}
+    assert [(line["method"], line["path"], line["status"], line["outcome"], line["error_code"]) for line in lines] == [
+        ("POST", "/workers", 201, "ok", None),
+        ("DELETE", "/workers/c:1?cancel=true", 404, "refused", "not_found"),
+        ("POST", "/flush_cache", 200, "ok", None),
+        ("PUT", "/policies", 403, "refused", "forbidden"),
+    ]
+    assert all(line["response_bytes"] > 0 for line in lines)
+    assert caplog.records[-1].getMessage() == "admin at 127.0.0.9: caches flushed at 0 of 0 workers"

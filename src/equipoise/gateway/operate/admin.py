@@ -2,6 +2,8 @@
 
 Who may: with an admin key whoever sends it. Without one, whoever reaches the loopback address that the gateway is bound
 to, but no web page (it would send an Origin) and nobody behind a proxy of this machine. Otherwise nobody.
+
+Who changed what, and what was before, is logged; each change, and each attempt at one, has its line in the access log.
 """
 
 from __future__ import annotations
@@ -9,18 +11,29 @@ from __future__ import annotations
 import asyncio
 import hmac
 import ipaddress
+import logging
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import parse_qs
 
 import msgspec
 
 from equipoise.config.worker import WORKER_ROLES, WorkerKind, WorkerRole, WorkerSpec, worker_url
-from equipoise.errors import ConfigError, ForbiddenError, InvalidValueError, NotFoundError, UnauthorizedError
+from equipoise.errors import (
+    ConfigError,
+    ForbiddenError,
+    InvalidValueError,
+    NotFoundError,
+    RequestError,
+    UnauthorizedError,
+)
 from equipoise.gateway.fleet.fetch import FetchError, Site
 from equipoise.gateway.fleet.policies import make_policies
+from equipoise.gateway.http.wire import openai_error
 from equipoise.gateway.operate.own import json_answer, name_in_path
 from equipoise.gateway.operate.probes import policies_view
 from equipoise.gateway.operate.views import loads_page, rank_views, worker_view
+from equipoise.gateway.relay.lines import own_line
+from equipoise.gateway.relay.routes import Answer
 from equipoise.server.http import decode
 
 if TYPE_CHECKING:
@@ -28,10 +41,13 @@ if TYPE_CHECKING:
 
     from equipoise.config.gateway import FrontConfig, GatewayConfig
     from equipoise.gateway.fleet.fleet import Fleet
-    from equipoise.gateway.fleet.router import Router
+    from equipoise.gateway.fleet.router import Policies, Router
     from equipoise.gateway.fleet.worker import Worker
     from equipoise.gateway.http.request import ClientRequest
-    from equipoise.gateway.relay.routes import Answer, Handler, Routes
+    from equipoise.gateway.operate.access_log import AccessLog
+    from equipoise.gateway.relay.routes import Handler, Routes
+
+log = logging.getLogger(__name__)
 
 FOREIGN_HEADERS = (b"origin", b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip")
 """What a browser's page or a proxy sends along, and an operator on this machine does not."""
@@ -136,30 +152,42 @@ def _host_of(value: bytes) -> str:
 class Admin:
     """The handlers. `clock` is the event loop's."""
 
-    def __init__(self, config: GatewayConfig, fleet: Fleet, router: Router, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        config: GatewayConfig,
+        fleet: Fleet,
+        router: Router,
+        clock: Callable[[], float],
+        access_log: AccessLog | None = None,
+    ) -> None:
         self._config = config
         self._fleet = fleet
         self._router = router
         self._clock = clock
+        self._access_log = access_log
         self._guard = Guard(config.front)
 
     def register(self, routes: Routes) -> None:
         """Add the handlers to `routes`, each behind the guard."""
-        table: tuple[tuple[str, str, Handler], ...] = (
+        looks: tuple[tuple[str, str, Handler], ...] = (
             ("GET", "/workers", self.workers),
-            ("POST", "/workers", self.add),
             ("GET", WORKER_PATH, self.worker),
-            ("DELETE", WORKER_PATH, self.remove),
-            ("POST", WORKER_PATH, self.drain),
             ("GET", "/get_loads", self.get_loads),
             ("GET", "/v1/loads", self.loads),
             ("GET", "/policies", self.policies),
+        )
+        changes: tuple[tuple[str, str, Handler], ...] = (
+            ("POST", "/workers", self.add),
+            ("DELETE", WORKER_PATH, self.remove),
+            ("POST", WORKER_PATH, self.drain),
             ("PUT", "/policies", self.set_policies),
             ("GET", "/flush_cache", self.flush_cache),
             ("POST", "/flush_cache", self.flush_cache),
         )
-        for method, path, handler in table:
+        for method, path, handler in looks:
             routes.own(method, path, self._guarded(handler))
+        for method, path, handler in changes:
+            routes.own(method, path, self._written(self._guarded(handler)))
 
     def _guarded(self, handler: Handler) -> Handler:
         def answer(request: ClientRequest) -> Answer | Awaitable[Answer]:
@@ -167,6 +195,35 @@ class Admin:
             return handler(request)
 
         return answer
+
+    def _written(self, handler: Handler) -> Handler:
+        """`handler`, whose requests have their lines in the access log."""
+
+        def answer(request: ClientRequest) -> Answer | Awaitable[Answer]:
+            started_at = self._clock()
+            try:
+                found = handler(request)
+            except RequestError as error:
+                code = error.code or str(error.status)
+                self._write(request, error.status, len(openai_error(error)), started_at, code)
+                raise
+            if not isinstance(found, Answer):
+                return self._write_later(request, found, started_at)
+            self._write(request, found.status, len(found.body), started_at)
+            return found
+
+        return answer
+
+    async def _write_later(self, request: ClientRequest, answer: Awaitable[Answer], started_at: float) -> Answer:
+        found = await answer
+        self._write(request, found.status, len(found.body), started_at)
+        return found
+
+    def _write(
+        self, request: ClientRequest, status: int, num_sent: int, started_at: float, code: str | None = None
+    ) -> None:
+        if self._access_log is not None:
+            self._access_log.write(own_line(request, status, num_sent, self._clock() - started_at, code))
 
     # Workers
 
@@ -190,7 +247,10 @@ class Admin:
             spec = WorkerSpec(body.url, role, kind, body.bootstrap_port, body.models)
         except ConfigError as error:
             raise _invalid(error) from None
-        return self._shown(self._fleet.add(spec, self._clock()), 201)
+        before = next((_state(worker) for worker in self._fleet.workers if worker.url == spec.url), "none")
+        worker = self._fleet.add(spec, self._clock())
+        _tell(request, f"worker {worker.url}", before, _state(worker))
+        return self._shown(worker, 201)
 
     def drain(self, request: ClientRequest) -> Answer:
         """Give a worker no more requests; it is removed when its last one ended or the time is over."""
@@ -202,7 +262,9 @@ class Admin:
                 f"timeout_s: {body.timeout_s} must be at least 0 and at most {MAX_DRAIN_S:g}", "timeout_s"
             )
         worker = self._named(name_in_path(request, WORKER_PATH, DRAIN))
+        before = _state(worker)
         self._fleet.drain(worker, self._clock(), body.timeout_s)
+        _tell(request, f"worker {worker.url}", before, _state(worker))
         return self._shown(worker, 202)
 
     def remove(self, request: ClientRequest) -> Answer:
@@ -211,7 +273,9 @@ class Admin:
         if given not in ("true", "false"):
             raise InvalidValueError(f"cancel: {given!r} must be true or false", "cancel")
         worker = self._named(name_in_path(request, WORKER_PATH))
+        before = _state(worker)
         self._fleet.remove(worker, cancel=given == "true")
+        _tell(request, f"worker {worker.url}", before, _state(worker))
         return self._shown(worker)
 
     def _named(self, name: str) -> Worker:
@@ -267,7 +331,9 @@ class Admin:
                 field = "policy" if body.rank_policy is None or str(error).startswith("worker") else "rank_policy"
                 raise InvalidValueError(str(error).removesuffix(DOTTED), field) from None
         for role, policies in made.items():
+            before = _names(self._router.policies(role))
             self._router.set_policies(role, policies)
+            _tell(request, f"policies for {role}", before, _names(policies))
         return json_answer(policies_view(self._router))
 
     # To all workers
@@ -276,6 +342,8 @@ class Admin:
         """Have every worker drop its cached prefixes, and forget what routing knows of them."""
         workers = [worker for worker in self._fleet.workers if worker.state != "starting"]
         rows = await asyncio.gather(*(self._flush(worker) for worker in workers))
+        num_flushed = sum(row["ok"] for row in rows)
+        log.info("admin at %s: caches flushed at %d of %d workers", request.client, num_flushed, len(rows))
         return json_answer({"workers": rows}, 200 if all(row["ok"] for row in rows) else 502)
 
     async def _flush(self, worker: Worker) -> dict[str, Any]:
@@ -289,6 +357,18 @@ class Admin:
             for listener in self._fleet.listeners:
                 listener.left(worker)
         return {"worker": worker.url, "ok": answer.is_ok, "status": answer.status}
+
+
+def _tell(request: ClientRequest, what: str, before: str, after: str) -> None:
+    log.info("admin at %s: %s: %s -> %s", request.client, what, before, after)
+
+
+def _state(worker: Worker) -> str:
+    return f"{worker.state} as {worker.role}"
+
+
+def _names(policies: Policies) -> str:
+    return f"{policies.worker_name!r}, {policies.rank_name!r}"
 
 
 def _invalid(error: ConfigError) -> InvalidValueError:

@@ -6,9 +6,11 @@ import time
 from typing import TYPE_CHECKING
 
 from equipoise.gateway.operate.access_log import AccessLine
+from equipoise.gateway.relay.tries import outcome_of
 
 if TYPE_CHECKING:
     from equipoise.gateway.fleet.router import Outcome
+    from equipoise.gateway.http.request import ClientRequest
     from equipoise.gateway.relay.exchange import Exchange
 
 
@@ -50,4 +52,23 @@ def exchange_line(exchange: Exchange, outcome: Outcome, now: float) -> AccessLin
         exchange.error_code,
         None if prefill is None else prefill.worker.url,
         None if prefill is None else prefill.rank,
+    )
+
+
+def own_line(
+    request: ClientRequest, status: int, num_sent: int, duration_s: float, error_code: str | None = None
+) -> AccessLine:
+    """Of a request that the gateway itself answered with `num_sent` bytes, after `duration_s` seconds."""
+    return AccessLine(
+        time.time(),
+        request.request_id.decode("latin-1"),
+        request.client,
+        request.method.decode("latin-1"),
+        request.head.target.decode(errors="replace"),
+        status,
+        outcome_of(status),
+        _ms(duration_s),
+        request_bytes=len(request.body),
+        response_bytes=num_sent,
+        error_code=error_code,
     )
