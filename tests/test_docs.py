@@ -134,6 +134,8 @@ def test_flags_in_the_docs_exist(paper: str, command: str) -> None:
         "json",
         "system",
         "enable-metrics",
+        "enable-cache-report",
+        "enable-prompt-tokens-details",
     ]
     for block in re.findall(r"`([^`]*--[^`]*)`", (ROOT / "docs" / paper).read_text(encoding="utf-8")):
         for flag in re.findall(r"--([a-z][a-z-]*)", block):
