@@ -5,8 +5,8 @@
 Workers are `equipoise serve --executor sim`: the engine's scheduler in real time by a cost model, several ranks each,
 which choose ranks round robin when the gateway names none, as SGLang does. The gateway stands before them, a closed
 loop of streaming clients before it. Lengths follow the published experiment: prompts of 1,481 to 4,120 tokens with a
-mean of 2,560, outputs of 187 to 4,068 with a mean of 1,160, 1,000 requests, at most 270 at once. --scale 4 makes all
-lengths a fourth and every token four times as dear, so that a run takes a minute and 2 cores carry it.
+mean of 2,560, outputs of 187 to 4,068 with a mean of 1,160, 1,000 requests, at most 270 at once. --scale 8 makes all
+lengths an eighth and every token eight times as dear, so that a run takes a minute and 2 cores carry it.
 
 Ranks are chosen in three ways: by a random number, as SGLang's P/D routing does when a room is drawn (the published
 experiment's baseline); strictly round robin by the engine, a stronger baseline; by tokens. Each repeat runs all nine
@@ -193,6 +193,15 @@ def started(args: list[str], ready_path: str, port: int, log: Path) -> Any:
         process.wait(20)
 
 
+def wait_for_all(port: int, num_workers: int) -> None:
+    """The gateway is ready with one worker; a burst at that moment would be that one's alone."""
+    until = time.monotonic() + START_S
+    while sum(worker["takes_requests"] for worker in json.loads(get(port, "/workers"))["workers"]) < num_workers:
+        if time.monotonic() > until:
+            raise SystemExit("not all workers became ready")
+        time.sleep(0.05)
+
+
 def worker_args(port: int, options: argparse.Namespace) -> list[str]:
     scale = options.scale
     num_pages = round(options.rank_tokens / scale / PAGE_SIZE)
@@ -224,6 +233,7 @@ def measure(
     for worker in workers:
         args += ["--worker", f"http://{HOST}:{worker}"]
     with started(args, "/readiness", port, log):
+        wait_for_all(port, len(workers))
         began = time.monotonic()
         seen = asyncio.run(run_load(port, load, concurrency))
         duration_s = time.monotonic() - began
@@ -284,7 +294,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--num-requests", type=int, default=1000)
     parser.add_argument("--concurrency", type=int, default=270)
-    parser.add_argument("--scale", type=float, default=4.0)
+    parser.add_argument("--scale", type=float, default=8.0)
     parser.add_argument("--rank-tokens", type=float, default=144_000, help="KV tokens of a rank, before scaling")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path, default=None, help="folder for token_routing.json and .md")
