@@ -221,16 +221,23 @@ def test_policies_hear_that_a_changed_worker_left() -> None:
 
 def test_weights_grow_for_those_that_join_others_or_come_back() -> None:
     fleet = empty_fleet(FleetLimits(slow_start=SlowStartLimits(10.0, 0.1)))
-    first, second = join(fleet, "a"), join(fleet, "b", now=0.0)
+    first, second = join(fleet, "a", now=-10.0), join(fleet, "b", now=0.0)
     assert (first.load.weight, second.load.weight) == (1.0, pytest.approx(0.1))
-    for now in (2.0, 5.0, 9.9, 10.0):
+    for now in (2.0, 5.0, 9.9, 10.2):
         assert now >= fleet.next_change_at
         fleet.tick(now)
         assert second.load.weight == pytest.approx(min(1.0, 0.1 + 0.09 * now))
-    assert fleet.next_change_at > 10.0
+    assert fleet.next_change_at > 11.0
     fleet.became_unhealthy(first, "gone")
     fleet.found(first, Found("sglang", ("m",)), 20.0)
     assert first.load.weight == pytest.approx(0.1)
+
+
+def test_a_fleet_that_starts_as_a_whole_has_full_weights() -> None:
+    fleet = empty_fleet(FleetLimits(slow_start=SlowStartLimits(10.0, 0.1)))
+    weights = [join(fleet, name, now=now).load.weight for name, now in (("a", 0.0), ("b", 0.1), ("c", 9.0))]
+    assert weights == [1.0, 1.0, 1.0]
+    assert join(fleet, "d", now=10.5).load.weight == pytest.approx(0.1)
 
 
 def test_an_outlier_is_ejected_and_starts_slowly_when_it_comes_back() -> None:

@@ -218,11 +218,11 @@ class Fleet:
             return
         next_change_at = inf
         if worker.state in ("starting", "unhealthy"):
-            worker.state = "ready"
             worker.record.forget()
             worker.breaker.reset()
-            if was_known or any(peer.state == "ready" and peer is not worker for peer in self.workers):
-                worker.slow_start.begin(now)  # a fleet that starts as a whole has nobody to spare a worker
+            if was_known or self._is_settled(now):
+                worker.slow_start.begin(now)
+            worker.state, worker.ready_at = "ready", now
             next_change_at = self._weigh(worker, now)
         self.changed(next_change_at)
         num_ranks = len(worker.load.ranks)
@@ -231,6 +231,12 @@ class Fleet:
             worker.url, worker.state, worker.kind, worker.version, num_ranks, "s" * (num_ranks != 1),
             ", ".join(worker.models) or "any model",
         )  # fmt: skip
+
+    def _is_settled(self, now: float) -> bool:
+        """Whether a worker has been ready for as long as a slow start takes. In a fleet that starts as a whole, as when
+        the gateway itself starts, all begin with full weights, or the first to answer would get nearly everything."""
+        duration_s = self.limits.slow_start.duration_s
+        return any(peer.state == "ready" and now - peer.ready_at >= duration_s for peer in self.workers)
 
     def became_unhealthy(self, worker: Worker, why: str) -> None:
         """`worker` failed its health checks: it gets no requests until it was found again."""

@@ -81,8 +81,8 @@ class Worker:
     __slots__ = (
         "added_at", "bootstrap_host", "bootstrap_port", "breaker", "cards", "drain_until", "error", "feed",
         "feed_error", "health", "host", "is_known", "kind", "load", "models", "num_feed_failures", "num_inflight",
-        "places", "port", "rank_labels", "record", "role", "slow_start", "spec", "state", "transport", "url",
-        "version",
+        "places", "port", "rank_labels", "ready_at", "record", "role", "slow_start", "spec", "state", "transport",
+        "url", "version",
     )  # fmt: skip
 
     def __init__(
@@ -103,6 +103,8 @@ class Worker:
         self.slow_start = slow_start
         self.record = record
         self.added_at = now
+        self.ready_at = inf
+        """When it last became ready."""
         self.num_inflight = 0
         self.num_feed_failures = 0
         self.load = WorkerLoad(self.url)
