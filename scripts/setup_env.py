@@ -146,10 +146,10 @@ def is_whole(info: Path) -> bool:
 
 
 def requirements(project: dict[str, object]) -> list[str]:
-    """Dependencies of the project and of its extras `engine` and `dev`, as pyproject.toml has them."""
+    """Dependencies of the project and of all its extras, as pyproject.toml has them."""
     extras = project["optional-dependencies"]
     assert isinstance(extras, dict)
-    listed = [*project["dependencies"], *extras["engine"], *extras["dev"]]  # type: ignore[misc]
+    listed = [*project["dependencies"], *(each for extra in extras.values() for each in extra)]  # type: ignore[misc]
     return [each for each in listed if name_of(each) != project["name"]]
 
 
