@@ -52,6 +52,9 @@ PAGE_SIZE = 16
 START_S, RUN_S = 60.0, 600.0
 
 
+Rows = dict[str, list[dict[str, float]]]
+
+
 class RandomRank:
     """A rank policy: any rank, as `random room % ranks` is."""
 
@@ -251,13 +254,39 @@ def measure(
     }
 
 
+def simulated(policy: str, rank_policy: str, seed: int, options: argparse.Namespace, folder: Path) -> dict[str, float]:
+    """The same run on virtual time: the same lengths, schedulers and policies, steps that cost what the model says."""
+    from equipoise.sim.run import simulate
+    from equipoise.sim.scenario import make_scenario
+
+    load = asks(options.num_requests, options.scale, seed)
+    rows = [json.dumps({"input_tokens": len(ask.prompt), "output_tokens": ask.num_output}) for ask in load]
+    (folder / "load.jsonl").write_text("\n".join(rows))
+    table = {
+        "seed": seed,
+        "fleet": {"workers": options.workers, "ranks": options.ranks},
+        "scheduler": {"max_running": 256, "max_step_tokens": round(8192 / options.scale), "depth": 1},
+        "cache": {"num_pages": round(options.rank_tokens / options.scale / PAGE_SIZE), "page_size": PAGE_SIZE},
+        "cost": {
+            "step_ms": STEP_MS,
+            "prefill_token_ms": PREFILL_TOKEN_MS * options.scale,
+            "decode_row_ms": DECODE_ROW_MS,
+            "kv_token_us": KV_TOKEN_MS * 1e3 * options.scale,
+        },
+        "workload": {"kind": "file", "path": "load.jsonl", "concurrency": options.concurrency},
+        "routing": {"worker_policy": policy, "rank_policy": rank_policy},
+    }
+    found = simulate(make_scenario(table), folder=folder).summary()
+    return {name: found[name] for name in (*FIGURES, "duration_s")}
+
+
 def change(off: list[dict[str, float]], on: list[dict[str, float]], name: str) -> tuple[float, float, float]:
     """Mean change in percent over paired repeats, and the smallest and largest."""
     changes = [(after[name] / before[name] - 1) * 100 for before, after in zip(off, on, strict=True)]
     return statistics.fmean(changes), min(changes), max(changes)
 
 
-def page(options: argparse.Namespace, rows: dict[str, list[dict[str, float]]]) -> str:
+def page(options: argparse.Namespace, rows: Rows, virtual: Rows) -> str:
     lines = [
         "# Ranks chosen by tokens, on real processes",
         "",
@@ -272,6 +301,19 @@ def page(options: argparse.Namespace, rows: dict[str, list[dict[str, float]]]) -
         f"{KV_TOKEN_MS * 1e3:g} us per KV token read (before scaling). Means over all requests of a run, then over "
         "repeats; changes are of paired repeats: mean (least to most).",
         "",
+    ]
+    if options.repeats:
+        lines += table(rows)
+    if options.simulate:
+        lines += ["", f"The same on virtual time, {options.simulate} seeds (`equipoise.sim`, the same objects):", ""]
+        lines += table(virtual)
+    published = [f"{name} TTFT {ttft:+.1f}%, TPOT {tpot:+.1f}%" for name, (ttft, tpot) in PUBLISHED.items()]
+    lines += ["", f"Published (SGLang, P/D, rooms at random): {', '.join(published)}."]
+    return "\n".join(lines) + "\n"
+
+
+def table(rows: Rows) -> list[str]:
+    lines = [
         "| worker policy | ranks | TTFT ms | TPOT ms | TTFT by tokens instead | TPOT by tokens instead |",
         "|---|---|---|---|---|---|",
     ]
@@ -283,9 +325,7 @@ def page(options: argparse.Namespace, rows: dict[str, list[dict[str, float]]]) -
                 mean, least, most = change(side, sides["tokens"], figure)
                 cells.append(f"{mean:+.1f}% ({least:+.1f} to {most:+.1f})")
             lines.append(f"| {' | '.join(cells)} |")
-    published = [f"{name} TTFT {ttft:+.1f}%, TPOT {tpot:+.1f}%" for name, (ttft, tpot) in PUBLISHED.items()]
-    lines += ["", f"Published (SGLang, P/D, rooms at random): {', '.join(published)}."]
-    return "\n".join(lines) + "\n"
+    return lines
 
 
 def main() -> None:
@@ -297,14 +337,25 @@ def main() -> None:
     parser.add_argument("--scale", type=float, default=8.0)
     parser.add_argument("--rank-tokens", type=float, default=144_000, help="KV tokens of a rank, before scaling")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--simulate", type=int, default=0, metavar="SEEDS", help="also run it on virtual time")
     parser.add_argument("--out", type=Path, default=None, help="folder for token_routing.json and .md")
     options = parser.parse_args()
     options.command = "python " + " ".join(["benchmarks/token_routing.py", *sys.argv[1:]])
     options.machine = f"{os.cpu_count()} cores, {platform.machine()}, {platform.system()} {platform.release()}"
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
     rows: dict[str, list[dict[str, float]]] = {f"{p}/{r}": [] for p in POLICIES for r in RANK_POLICIES}
+    sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
+    virtual: dict[str, list[dict[str, float]]] = {name: [] for name in rows}
+    with tempfile.TemporaryDirectory() as folder:
+        for seed in range(options.simulate):
+            for policy in POLICIES:
+                for name, rank_policy in RANK_POLICIES.items():
+                    row = simulated(policy, rank_policy, seed, options, Path(folder))
+                    virtual[f"{policy}/{name}"].append(row)
+    if options.simulate:
+        print("\n".join(table(virtual)), flush=True)
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        workers = [free_port() for _ in range(options.workers)]
+        workers = [free_port() for _ in range(options.workers if options.repeats else 0)]
         for port in workers:
             stack.enter_context(started(worker_args(port, options), "/health", port, Path(folder) / f"{port}.log"))
         for repeat in range(options.repeats):
@@ -315,10 +366,15 @@ def main() -> None:
                     row = measure(policy, rank_policy, workers, load, options.concurrency, log)
                     rows[f"{policy}/{name}"].append(row)
                     print(repeat, policy, name, {key: round(value, 1) for key, value in row.items()}, flush=True)
-    text = page(options, rows)
+    text = page(options, rows, virtual)
     print(text)
     if options.out is not None:
-        result = {"options": {k: str(v) for k, v in vars(options).items()}, "cost": cost(), "runs": rows}
+        result = {
+            "options": {k: str(v) for k, v in vars(options).items()},
+            "cost": cost(),
+            "runs": rows,
+            "simulated": virtual,
+        }
         (options.out / "token_routing.json").write_text(json.dumps(result, indent=1) + "\n")
         (options.out / "token_routing.md").write_text(text)
 
