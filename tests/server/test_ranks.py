@@ -159,6 +159,8 @@ def test_one_dead_rank_is_outlived_by_the_server(tiny_tokenizer: Path) -> None:
         whole = Asker(server, max_tokens=30_000, routed_dp_rank=0)
         living = Asker(server, max_tokens=300, stream=True, routed_dp_rank=1)
         wait_for(lambda: [load["num_running_reqs"] for load in call(server, "/get_load")] == [2, 1], "three run")
+        # Some steps on, the streams have begun: until then a dying rank's requests are refused, not cut.
+        wait_for(lambda: call(server, "/get_load")[0]["total_output_tokens"] > 50, "tokens flow")
         os.kill(rank_pids(server)[0], signal.SIGKILL)
         assert json.loads(dying.events()[-2])["error"]["code"] == "unavailable"
         assert status_of(whole.join()) == 503
