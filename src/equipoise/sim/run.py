@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from equipoise.clock import VirtualClock
 from equipoise.errors import RequestError
+from equipoise.exec.costs import build_cost
 from equipoise.exec.protocol import ExecutorInfo
 from equipoise.sched.assemble import build_scheduler
 from equipoise.sim.content import Content
-from equipoise.sim.costs import build_cost
 from equipoise.sim.events import Events, Priority
 from equipoise.sim.front import Front
 from equipoise.sim.group import Group, HostCost

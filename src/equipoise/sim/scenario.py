@@ -14,9 +14,9 @@ import msgspec
 
 from equipoise.config import CacheConfig, SchedulerConfig
 from equipoise.config.checks import at_least, one_of, seconds, within
+from equipoise.config.cost import MAX_PRICE, CostConfig
 from equipoise.config.files import read_table
 from equipoise.errors import ConfigError
-from equipoise.exec.cost_roofline import GPUS
 from equipoise.sim.tables import merge, override, section
 from equipoise.sim.workload.lengths import Lengths, Shape
 
@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 WorkloadKind = Literal["lengths", "file", "mix", "sessions"]
-CostKind = Literal["linear", "table", "roofline"]
-MOST = 1e9
-"""Of any price."""
 
 
 def _more_than_0(name: str, value: float | None) -> None:
@@ -58,75 +55,6 @@ class FleetConfig:
 
 
 @dataclass(frozen=True)
-class CostConfig:
-    """Seconds of a step."""
-
-    model: CostKind = "linear"
-    """"linear" by the prices below, "table" from measured layer times, "roofline" from a model's shape and a GPU."""
-
-    step_ms: float = 20.0
-    """linear: milliseconds of every step."""
-
-    eager_step_ms: float | None = None
-    """linear: milliseconds of a step with a prefill in it, instead of `step_ms`, when not the same."""
-
-    prefill_token_ms: float = 0.1
-    """linear: milliseconds per prefill token."""
-
-    prefill_pair_ns: float = 0.0
-    """linear: nanoseconds per (query, key) pair that prefill tokens attend to."""
-
-    decode_row_ms: float = 0.05
-    """linear: milliseconds per decode row."""
-
-    kv_token_us: float = 0.0
-    """linear: microseconds per KV token that a decode row reads."""
-
-    source: str = "settings"
-    """linear: where the prices come from, for the report."""
-
-    tables: str | None = None
-    """table: beginning of the paths of the CSV files, without _dense.csv and so on."""
-
-    num_layers: int | None = None
-    """table: transformer layers of the model."""
-
-    overhead_ms: float = 0.0
-    """table: milliseconds of a step beside its kernels."""
-
-    row_overhead_us: float = 0.0
-    """table: microseconds of each request of a step beside its kernels."""
-
-    num_experts: int = 0
-    """table: experts of a layer, of a mixture-of-experts model."""
-
-    experts_per_token: int = 0
-    """table: experts that a token visits."""
-
-    config: str | None = None
-    """roofline: the model's config.json."""
-
-    gpu: str = "H100"
-    """roofline: the GPU's name."""
-
-    tp_size: int = 1
-    """roofline: GPUs that a rank is split over."""
-
-    def __post_init__(self) -> None:
-        one_of("model", self.model, get_args(CostKind))
-        one_of("gpu", self.gpu, tuple(GPUS))
-        for name, price in vars(self).items():
-            if isinstance(price, float):
-                within(name.replace("_", "-"), price, 0, MOST)
-        at_least("num-layers", self.num_layers, 1)
-        at_least("tp-size", self.tp_size, 1)
-        if self.model == "table" and (self.tables is None or self.num_layers is None):
-            raise ConfigError("model: table needs tables and num-layers")
-        if self.model == "roofline" and self.config is None:
-            raise ConfigError("model: roofline needs config, the model's config.json")
-
-
-@dataclass(frozen=True)
 class HostConfig:
     """What planning a step costs the host; hidden behind the step before it when `scheduler.depth` is 1 or more."""
 
@@ -138,7 +66,7 @@ class HostConfig:
 
     def __post_init__(self) -> None:
         for name, price in vars(self).items():
-            within(name.replace("_", "-"), price, 0, MOST)
+            within(name.replace("_", "-"), price, 0, MAX_PRICE)
 
 
 @dataclass(frozen=True)

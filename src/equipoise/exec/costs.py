@@ -1,4 +1,4 @@
-"""The cost model that a scenario names."""
+"""The cost model that the settings name: of a scenario, of a sim executor."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from equipoise.exec.cost_table import TableCost
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from equipoise.config.cost import CostConfig
     from equipoise.exec.cost import CostModel
-    from equipoise.sim.scenario import CostConfig
 
 
 def build_cost(config: CostConfig, folder: Path) -> CostModel:
