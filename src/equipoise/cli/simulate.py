@@ -12,10 +12,11 @@ from equipoise.cli import EXIT_OK
 from equipoise.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from equipoise.sim.run import Results
     from equipoise.sim.scenario import Scenario
+    from equipoise.sim.step_log import StepSink
 
 _FIELDS = Group("Settings of the scenario, for short", sort_key=1)
 _RESULTS = Group("Results", sort_key=2)
@@ -119,18 +120,20 @@ def _scenario(file: Path | None, overrides: list[str]) -> tuple[Scenario, Path]:
 def _run(scenario: Scenario, folder: Path, *, json: bool, out: Path | None, steps: bool) -> None:
     from equipoise.sim.report.files import check_can_save, save, summary_json
     from equipoise.sim.report.table import table
+    from equipoise.sim.step_log import StepLog
 
     if steps and out is None:
         raise ConfigError("steps: they are written to a folder, name it with --out")
     if out is not None:
         check_can_save(out)
-    results = _with_progress(scenario, folder, log_steps=steps)
+    log = StepLog() if steps else None
+    results = _with_progress(scenario, folder, [log] if log else [])
     if out is not None:
-        save(results, out)
+        save(results, out, log)
     print(summary_json(results).decode() if json else table(results), end="" if json else "\n")
 
 
-def _with_progress(scenario: Scenario, folder: Path, *, log_steps: bool) -> Results:
+def _with_progress(scenario: Scenario, folder: Path, sinks: Sequence[StepSink]) -> Results:
     """Run it; on a terminal a bar on stderr tells how far it is."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -147,7 +150,7 @@ def _with_progress(scenario: Scenario, folder: Path, *, log_steps: bool) -> Resu
                 progress.update(task, completed=num_ended, description=f"{scenario.name}, second {now_s:,.0f}")
 
         on_progress: Callable[[int, float], None] | None = move if is_terminal else None
-        return simulate(scenario, folder=folder, log_steps=log_steps, on_progress=on_progress)
+        return simulate(scenario, folder=folder, sinks=sinks, on_progress=on_progress)
 
 
 def _example(name: str) -> str:

@@ -184,9 +184,11 @@ class Group:
         self._steps.count(step_s, len(self.ranks), any_prefill=any_prefill)
         if len(self.ranks) > 1:
             self._attribute(loads, own_s)
-        if self._steps.log is not None:
-            for rank, load in loads:
-                self._steps.log.add(self._number + rank, self._free_at, step_s, load)
+        if self._steps.sinks:
+            slowest_s = max(own_s)
+            for (rank, load), rank_s in zip(loads, own_s, strict=True):
+                for sink in self._steps.sinks:
+                    sink.add(self._number + rank, self._free_at, step_s, slowest_s - rank_s, load)
         for _, plan in plans:
             for request in plan.seated:
                 if request.num_preemptions == 0:
@@ -287,9 +289,10 @@ class Group:
         self._landed_at = float(ends_s[n])
         self._free_at = ahead[-1] if ahead else self._landed_at
         self._steps.count_leapt(quiet.step_s[:n])
-        if self._steps.log is not None:
-            planned_s = ends_s[1 + self._depth : 1 + self._depth + n]
-            self._steps.log.add_decodes(self._number, planned_s, quiet.step_s[:n], quiet.num_rows, quiet.kv_tokens[:n])
+        if self._steps.sinks:
+            planned_s, wait_s = ends_s[1 + self._depth : 1 + self._depth + n], np.zeros(n)
+            for sink in self._steps.sinks:
+                sink.add_decodes(self._number, planned_s, quiet.step_s[:n], wait_s, quiet.num_rows, quiet.kv_tokens[:n])
 
     # ---------------------------------------------------------------- sums
 
@@ -300,6 +303,11 @@ class Group:
         all_loads = [load for _, load in loads]
         rows_s = [rank_s(StepLoad(decode_rows=load.decode_rows)) for load in all_loads]
         decode_s = [rank_s(StepLoad(decode_rows=load.decode_rows, kv_tokens=load.kv_tokens)) for load in all_loads]
-        lost_s["prefill"] += num_ranks * (own_s[slowest] - decode_s[slowest]) - (sum(own_s) - sum(decode_s))
-        lost_s["kv"] += num_ranks * (decode_s[slowest] - rows_s[slowest]) - (sum(decode_s) - sum(rows_s))
-        lost_s["seats"] += num_ranks * rows_s[slowest] - sum(rows_s)
+        prefill_s = num_ranks * (own_s[slowest] - decode_s[slowest]) - (sum(own_s) - sum(decode_s))
+        kv_s = num_ranks * (decode_s[slowest] - rows_s[slowest]) - (sum(decode_s) - sum(rows_s))
+        seats_s = num_ranks * rows_s[slowest] - sum(rows_s)
+        lost_s["prefill"] += prefill_s
+        lost_s["kv"] += kv_s
+        lost_s["seats"] += seats_s
+        for sink in self._steps.loss_sinks:
+            sink.add_lost(self._free_at, prefill_s, seats_s, kv_s)

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
-    from equipoise.sim.step_log import StepLog
+    from equipoise.sim.step_log import LossSink, StepSink
     from equipoise.sim.workload.request import SimRequest
 
     Floats = NDArray[np.floating[Any]]
@@ -148,11 +150,12 @@ class Steps:
     """Sums over the steps of all ranks.
 
     lost_s: rank-seconds that ranks of lockstep groups waited for their slowest, by what made it slow
-    log: of every step, if asked for
+    sinks: they are told of every step of every rank; `loss_sinks`: of what was lost to the slowest rank in each
     """
 
-    def __init__(self, log: StepLog | None = None) -> None:
-        self.log = log
+    def __init__(self, sinks: Sequence[StepSink] = (), loss_sinks: Sequence[LossSink] = ()) -> None:
+        self.sinks = sinks
+        self.loss_sinks = loss_sinks
         self.num_steps = 0
         self.num_prefill_steps = 0
         self.num_leapt = 0

@@ -16,17 +16,17 @@ from equipoise.sim.events import Events, Priority
 from equipoise.sim.front import Front
 from equipoise.sim.group import Group, HostCost
 from equipoise.sim.results import Requests, Steps, summary
-from equipoise.sim.step_log import StepLog
 from equipoise.sim.workload.build import build_workload
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from equipoise.request import Request
     from equipoise.sched.ledger import LoadCounters
     from equipoise.sched.scheduler import Scheduler
     from equipoise.sim.front import Choice
     from equipoise.sim.scenario import Scenario
+    from equipoise.sim.step_log import LossSink, StepSink
     from equipoise.sim.workload.request import SimRequest
 
 
@@ -51,15 +51,17 @@ def simulate(
     *,
     folder: Path | None = None,
     leaps: bool = True,
-    log_steps: bool = False,
+    sinks: Sequence[StepSink] = (),
+    loss_sinks: Sequence[LossSink] = (),
     on_progress: Callable[[int, float], None] | None = None,
 ) -> Results:
     """Run `scenario` to its end. Relative paths in it are under `folder`, by default the current one.
 
-    `leaps` False takes every step by itself: slower, with the same results. `log_steps` keeps a row of every step
-    in `Results.steps.log`: 48 bytes each. `on_progress(num_ended, now)` is called
-    as requests end. Raises ConfigError when a file or a name in the scenario is wrong."""
-    simulation = Simulation(scenario, folder or Path(), leaps=leaps, log_steps=log_steps)
+    `leaps` False takes every step by itself: slower, with the same results. `sinks` are told of every
+    step of every rank, `loss_sinks` of what each step of a lockstep group lost to its slowest rank
+    (`equipoise.sim.step_log`). `on_progress(num_ended, now)` is called as requests end. Raises ConfigError when a file
+    or a name in the scenario is wrong."""
+    simulation = Simulation(scenario, folder or Path(), leaps=leaps, sinks=sinks, loss_sinks=loss_sinks)
     simulation.on_progress = on_progress
     simulation.run()
     return simulation.results()
@@ -68,13 +70,21 @@ def simulate(
 class Simulation:
     """One run of a scenario."""
 
-    def __init__(self, scenario: Scenario, folder: Path, *, leaps: bool = True, log_steps: bool = False) -> None:
+    def __init__(
+        self,
+        scenario: Scenario,
+        folder: Path,
+        *,
+        leaps: bool = True,
+        sinks: Sequence[StepSink] = (),
+        loss_sinks: Sequence[LossSink] = (),
+    ) -> None:
         fleet, cache = scenario.fleet, scenario.cache
         self._scenario = scenario
         self._clock = VirtualClock()
         self._events = Events()
         self._requests = Requests()
-        self._steps = Steps(StepLog() if log_steps else None)
+        self._steps = Steps(sinks, loss_sinks)
         self._cost = build_cost(scenario.cost, folder)
         self._workload = build_workload(scenario.workload, scenario.seed, folder)
         self._content = Content(

@@ -1,9 +1,9 @@
-"""A row for every step of every rank that ran in it."""
+"""Who listens to the steps of a simulation, and one that keeps a row for each step of every rank that ran in it."""
 
 from __future__ import annotations
 
 from array import array
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -13,11 +13,43 @@ if TYPE_CHECKING:
     from equipoise.exec.cost import StepLoad
 
 INTEGERS = ("rank", "prefill_tokens", "decode_rows", "kv_tokens")
-FLOATS = ("ends_s", "step_s")
+FLOATS = ("ends_s", "step_s", "wait_s")
+
+
+class StepSink(Protocol):
+    """Hears of each step when it is planned, of one rank after the other; each rank's steps come in order.
+
+    Ranks are numbered over all workers. `step_s` is what the whole group's step takes, `wait_s` the part of it in
+    which this rank has finished and waits for the slowest. A rank of a lockstep group that computes nothing in a step
+    has no row."""
+
+    def add(self, rank: int, ends_s: float, step_s: float, wait_s: float, load: StepLoad) -> None:
+        """One step of `rank`."""
+        ...
+
+    def add_decodes(
+        self,
+        rank: int,
+        ends_s: NDArray[np.float64],
+        step_s: NDArray[np.float64],
+        wait_s: NDArray[np.float64],
+        decode_rows: int,
+        kv_tokens: NDArray[np.int64],
+    ) -> None:
+        """(n,) steps of `rank` that only decode `decode_rows`: the same as `add` for each of them."""
+        ...
+
+
+class LossSink(Protocol):
+    """Hears what the ranks of a lockstep group lose in a step to their slowest."""
+
+    def add_lost(self, ends_s: float, prefill_s: float, seats_s: float, kv_s: float) -> None:
+        """Rank-seconds that they wait in the step that ends at `ends_s`, by what makes the slowest slow."""
+        ...
 
 
 class StepLog:
-    """Columns by step and rank: when the step ended, what it took, and what the rank computed in it.
+    """Columns by step and rank: when the step ended, what it took, and what the rank computed in it: 56 bytes a row.
 
     Ranks are numbered over all workers. Those of a lockstep group that had nothing to compute have no row."""
 
@@ -25,9 +57,9 @@ class StepLog:
         self._columns: dict[str, array[Any]] = {name: array("q") for name in INTEGERS}
         self._columns |= {name: array("d") for name in FLOATS}
 
-    def add(self, rank: int, ends_s: float, step_s: float, load: StepLoad) -> None:
+    def add(self, rank: int, ends_s: float, step_s: float, wait_s: float, load: StepLoad) -> None:
         """One step of `rank`."""
-        values = (rank, load.prefill_tokens, load.decode_rows, load.kv_tokens, ends_s, step_s)
+        values = (rank, load.prefill_tokens, load.decode_rows, load.kv_tokens, ends_s, step_s, wait_s)
         for name, value in zip((*INTEGERS, *FLOATS), values, strict=True):
             self._columns[name].append(value)
 
@@ -36,12 +68,13 @@ class StepLog:
         rank: int,
         ends_s: NDArray[np.float64],
         step_s: NDArray[np.float64],
+        wait_s: NDArray[np.float64],
         decode_rows: int,
         kv_tokens: NDArray[np.int64],
     ) -> None:
         """(n,) steps of `rank` that decoded `decode_rows`."""
         n = len(ends_s)
-        values = (np.full(n, rank), np.zeros(n, np.int64), np.full(n, decode_rows), kv_tokens, ends_s, step_s)
+        values = (np.full(n, rank), np.zeros(n, np.int64), np.full(n, decode_rows), kv_tokens, ends_s, step_s, wait_s)
         for name, column in zip((*INTEGERS, *FLOATS), values, strict=True):
             self._columns[name].frombytes(np.ascontiguousarray(column).tobytes())
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from equipoise.sim.run import Results
+    from equipoise.sim.step_log import StepLog
 
 SUMMARY, SCENARIO, REQUESTS, STEPS = "summary.json", "scenario.yaml", "requests.parquet", "steps.parquet"
 
@@ -32,13 +33,13 @@ def check_can_save(folder: Path) -> None:
         raise ConfigError(f"out: {folder}: {error.strerror}") from None
 
 
-def save(results: Results, folder: Path) -> None:
-    """Write all that is known into `folder`, which exists; steps when they were logged."""
+def save(results: Results, folder: Path, log: StepLog | None = None) -> None:
+    """Write all that is known into `folder`, which exists; steps when `log` has them."""
     (folder / SUMMARY).write_bytes(summary_json(results))
     (folder / SCENARIO).write_bytes(msgspec.yaml.encode(as_table(results.scenario)))
     _write(folder / REQUESTS, results.requests.columns())
-    if results.steps.log is not None:
-        _write(folder / STEPS, results.steps.log.columns(results.scenario.fleet.ranks))
+    if log is not None:
+        _write(folder / STEPS, log.columns(results.scenario.fleet.ranks))
 
 
 def summary_json(results: Results) -> bytes:
