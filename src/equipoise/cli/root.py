@@ -8,6 +8,7 @@ from cyclopts import App, CycloptsError, UnknownOptionError, UnusedCliTokensErro
 
 from equipoise import __version__
 from equipoise.cli import EXIT_FAILED, EXIT_OK, EXIT_WRONG
+from equipoise.cli.experiment import experiment
 from equipoise.cli.gateway import gateway
 from equipoise.cli.help import TwoColumns
 from equipoise.cli.serve import serve
@@ -15,7 +16,7 @@ from equipoise.cli.settings import check_environment, command_of_others, setting
 from equipoise.cli.simulate import simulate
 from equipoise.errors import ConfigError, EquipoiseError
 
-WORDS = {"serve": "DIR", "simulate": "SCENARIO"}
+WORDS = {"serve": "DIR", "simulate": "SCENARIO", "experiment": "NAME"}
 """The words that are no flags, by command."""
 
 app = App(
@@ -33,6 +34,7 @@ app = App(
 app.command(serve)
 app.command(gateway)
 app.command(simulate)
+app.command(experiment)
 
 
 @app.command
