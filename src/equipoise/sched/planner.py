@@ -78,7 +78,8 @@ class Planner:
         self._budget.begin_step()
         self._wake_blocked()
         may_prefill, closed_by = _ask(self._rules.prefill_gates, view)
-        allowed, closed_by = self._entry(view, may_admit) if may_prefill else (0, closed_by)
+        entry = self._entry(view, may_admit)
+        allowed, closed_by = entry if may_prefill else (0, closed_by)
         if allowed:
             self._make_way(plan)
         num_made_way = len(plan.preempted)
@@ -97,9 +98,15 @@ class Planner:
             observer(plan, view, self.held_by)
         return plan
 
+    def look(self, view: StepView) -> None:
+        """A step of the group in which this rank has nothing to plan: show it to the gates."""
+        _ask(self._rules.prefill_gates, view)
+        _ask(self._rules.admission_gates, view)
+
     def _entry(self, view: StepView, may_admit: bool) -> tuple[int, str]:
         """How many may enter, and the rule that says so."""
-        return _ask(self._rules.admission_gates, view) if may_admit else (0, PAUSED)
+        entry = _ask(self._rules.admission_gates, view)
+        return entry if may_admit else (0, PAUSED)
 
     # ---------------------------------------------------------------- running requests
 

@@ -24,12 +24,26 @@ OPEN = 1 << 30
 
 @dataclass(slots=True)
 class RankState:
-    """What ranks tell each other every step. Not frozen, as StepView: made anew every step, and freezing triples
-    the price (1.0 us to 0.4 us). Nobody changes one."""
+    """What ranks tell each other every step; plain numbers, so that a state packs into a vector. Not frozen, as
+    StepView: made anew every step, and freezing triples the price (1.0 us to 0.4 us). Nobody changes one.
+
+    num_admitted: requests that the last plan admitted
+    num_admissible: of those that wait, how many have a seat and pages, taking them for average
+    admissible_tokens: what they would compute, less what is known to be cached
+    prefilling_tokens: what running prefills have yet to compute
+    prefill_tokens: what the next step would compute of both, were all gates open; at most what a step holds
+    step_s, step_prefill_tokens: seconds and prompt tokens of the step that landed since the last plan, 0 when none"""
 
     num_running: int
     num_waiting: int
     wants_prefill: bool = False
+    num_admitted: int = 0
+    num_admissible: int = 0
+    admissible_tokens: int = 0
+    prefilling_tokens: int = 0
+    prefill_tokens: int = 0
+    step_s: float = 0.0
+    step_prefill_tokens: int = 0
 
 
 @dataclass(slots=True)

@@ -21,7 +21,8 @@ from equipoise.sched.ledger import LoadCounters, Totals
 from equipoise.sched.places import Places
 from equipoise.sched.planner import Planner
 from equipoise.sched.reconcile import Reconciler
-from equipoise.sched.rules import RankState, Rules, StepView
+from equipoise.sched.rules import StepView
+from equipoise.sched.states import StepTimer, rank_state
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from equipoise.sched.explain import DecisionTrace
     from equipoise.sched.plan import PrefillRow, StepPlan, StepResult
     from equipoise.sched.resources import TokenBudget
+    from equipoise.sched.rules import RankState, Rules
 
 PRUNE_DEADLINES_AT = 1024
 
@@ -81,12 +83,14 @@ class Scheduler:
             watermark_pages=watermark_pages,
             max_bypass=max_bypass,
         )
+        self._max_step_tokens = budget.max_step_tokens
         self._max_waiting_reqs = max_waiting_reqs
         self._max_waiting_tokens = max_waiting_tokens
         self._deadlines: list[tuple[float, int]] = []
         self._pause: PauseMode = ""
         self._reconciler = Reconciler(self._places, kv, self.totals)
         self._leaper = Leaper(self._places, kv, rules, self.totals, bypasses=max_bypass > 0)
+        self._timer = StepTimer(clock)
         self._planned_at = 0  # moves of requests that the last plan knew of
         self._hold = Hold("", clock.now())
         self._step = 0
@@ -252,9 +256,7 @@ class Scheduler:
 
     def state(self) -> RankState:
         """What the other ranks of a lockstep group must know of this one."""
-        places = self._places
-        waiting = places.ledger.num_waiting_reqs
-        return RankState(places.num_running, waiting, wants_prefill=bool(waiting or places.prefilling))
+        return rank_state(self._places, self.kv, self._timer, self._max_step_tokens, may_admit=not self._pause)
 
     def explain(self, request_id: str) -> list[Explanation]:
         """Why requests of that name wait: the rule that holds each back, and since when. Those that ended are gone."""
@@ -285,8 +287,15 @@ class Scheduler:
         if self._planner.held_by != self._hold.rule:
             self._hold = Hold(self._planner.held_by, view.now_s)
         self._commit(plan)
+        self._timer.planned(view.now_s, len(plan.seated), is_idle=not self._outstanding)
         self._planned_at = self._places.ledger.num_moves
         return plan
+
+    def look(self, ranks: tuple[RankState, ...]) -> None:
+        """Another rank of the group plans a step and this one has nothing to plan: its gates, some of which count the
+        steps that they see, see it all the same, so that all ranks go on to decide alike."""
+        self._planner.look(self._view(ranks))
+        self._timer.planned(self._clock.now(), 0, is_idle=not self._outstanding)
 
     def _view(self, ranks: tuple[RankState, ...] | None) -> StepView:
         places = self._places
@@ -359,7 +368,9 @@ class Scheduler:
         if not self._outstanding or self._outstanding[0] is not plan:
             raise InvariantError(f"step {plan.step} is not the oldest of {len(self._outstanding)} outstanding steps")
         self._places.ledger.land(self._outstanding.popleft().num_rows)
-        return self._reconciler.apply(plan, output)
+        result = self._reconciler.apply(plan, output)
+        self._timer.landed(plan, is_idle=not self._outstanding and not self.has_work)
+        return result
 
     def quiet_steps(self, most: int) -> int:
         """How many of the next `most` steps do nothing but decode all that runs, so that `leap` may take them.
