@@ -29,6 +29,14 @@ def test_toml_and_json_do_too(tmp_path: Path) -> None:
     assert read_scenario(tmp_path / "a.toml") == read_scenario(tmp_path / "a.json")
 
 
+def test_overrides_leave_the_table_as_it_is() -> None:
+    table = {"fleet": {"ranks": 2}, "workload": {"rate": 2, "output": {"mean": 5}}}
+    for mean in (6, 7):
+        overrides = [f"workload.output.mean={mean}", "fleet.ranks=8", "workload.num_requests=3"]
+        assert make_scenario(table, overrides).workload.output.mean == mean
+    assert table == {"fleet": {"ranks": 2}, "workload": {"rate": 2, "output": {"mean": 5}}}
+
+
 def test_overrides_win() -> None:
     overrides = [
         "fleet.ranks=8",

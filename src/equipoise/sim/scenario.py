@@ -6,6 +6,7 @@ every setting that the engine's own scheduler has.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -246,10 +247,10 @@ def read_scenario(path: Path, overrides: Iterable[str] = ()) -> Scenario:
 
 
 def make_scenario(table: dict[str, Any], overrides: Iterable[str] = ()) -> Scenario:
-    """The scenario of a table as a file holds it."""
+    """The scenario of a table as a file holds it; the table stays as it is."""
     merged = merge(dataclasses.asdict(DEFAULTS), table, "")
     if "workload" in table:  # the default's own loop is no part of another workload
-        merged["workload"] = table["workload"]
+        merged["workload"] = copy.deepcopy(table["workload"])
     for each in overrides:
         override(merged, each)
     return section(merged, Scenario, "")

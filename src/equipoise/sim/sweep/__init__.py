@@ -1,0 +1,1 @@
+"""Many simulations: in parallel, resumable, compared on the same seeds."""
