@@ -129,6 +129,10 @@ class LedgerMachine(RuleBasedStateMachine):
         counted, sums = COUNTED[self.role.name], self.ledger.sums()
         assert sums == {
             "num_waiting_reqs": sum(request.place in counted["reqs"] for request in self.requests),
+            "num_startable_reqs": sum(
+                request.place in counted["reqs"] and request.place not in ("bootstrap", "transfer")
+                for request in self.requests
+            ),
             "num_waiting_tokens": self.total("tokens"),
             "num_waiting_cached_tokens": self.total("cached"),
             "num_reserved_pages": self.total("promises"),

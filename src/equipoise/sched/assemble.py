@@ -15,6 +15,7 @@ from equipoise.sched.gates import PrefillAlignment, admission_cap, balance, min_
 from equipoise.sched.limits import long_prefill_cap, page_aligned, whole_prompts
 from equipoise.sched.orders import cheapest, fcfs, last_in, longest_first, outranks, priority, shortest_first
 from equipoise.sched.resources import TokenBudget
+from equipoise.sched.roles import MIXED
 from equipoise.sched.rules import Rules
 from equipoise.sched.scheduler import Scheduler
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from equipoise.clock import Clock
     from equipoise.config import CacheConfig, SchedulerConfig
     from equipoise.exec.protocol import ExecutorInfo
+    from equipoise.sched.roles import Role
     from equipoise.sched.rules import Gate, LimitRule, Order
 
 
@@ -31,8 +33,10 @@ def build_scheduler(
     info: ExecutorInfo,
     clock: Clock,
     extension: Extension | None = None,
+    role: Role = MIXED,
 ) -> Scheduler:
-    """A scheduler for one rank; `extension` adds rules that settings do not name.
+    """A scheduler for one rank; `extension` adds rules that settings do not name. That of a decode rank must have a
+    `remote` which brings whole prompts.
 
     Raises ConfigError for settings that cannot work together."""
     page_size = info.page_size
@@ -64,6 +68,7 @@ def build_scheduler(
         max_waiting_reqs=config.max_waiting_reqs,
         max_waiting_tokens=config.max_waiting_tokens,
         trace=trace,
+        role=role,
     )
 
 

@@ -44,35 +44,36 @@ def explain(request: Request, places: Places, hold: Hold, now_s: float) -> Expla
     """The state of one request that has not ended. O(requests): for people, not for the step."""
     if request.seat is not None:
         places.columns.read_outputs(request, request.seat)
-    num_ahead = places.waiting.num_ahead(request) if request.place == "waiting" else 0
+    is_queued = request in places.waiting
+    num_ahead = places.waiting.num_ahead(request) if is_queued else 0
     return Explanation(
         request_id=request.request_id,
         place=request.place,
-        held_by=_held_by(request, num_ahead, hold),
-        held_for_s=None if (since_s := _held_since_s(request, hold)) is None else now_s - since_s,
+        held_by=_held_by(request, num_ahead, hold, is_queued=is_queued),
+        held_for_s=None if (since_s := _held_since_s(request, hold, is_queued=is_queued)) is None else now_s - since_s,
         num_ahead=num_ahead,
-        head_held_by=hold.rule if request.place == "waiting" else "",
+        head_held_by=hold.rule if is_queued else "",
         num_prompt=request.num_prompt,
         num_output=len(request.output_ids),
         num_preemptions=request.num_preemptions,
     )
 
 
-def _held_since_s(request: Request, hold: Hold) -> float | None:
-    if request.place == "waiting":
+def _held_since_s(request: Request, hold: Hold, *, is_queued: bool) -> float | None:
+    if is_queued:
         return hold.since_s if hold.rule else None
     return request.held_since_s if request.place in ("parked", "blocked") else None
 
 
-def _held_by(request: Request, num_ahead: int, hold: Hold) -> str:
+def _held_by(request: Request, num_ahead: int, hold: Hold, *, is_queued: bool) -> str:
     if request.parked_for is not None:
         name, share = request.parked_for
         return f"{name} {share}".strip()
-    if request.place == "loading":
+    if request.place in ("loading", "transfer"):
         return "remote KV"
     if request.place == "returning":
         return "outputs in flight"
-    if request.place == "waiting":
+    if is_queued:
         return "order" if num_ahead else hold.rule or "the next step"
     return ""
 

@@ -40,7 +40,7 @@ class Leaper:
         self._kv = kv
         self._totals = totals
         # Rules that look at every step are not leapt over.
-        self._is_plain = not (rules.observers or rules.resources or rules.drafter or rules.remote)
+        self._is_plain = not (rules.observers or rules.resources or rules.drafter)
         self._lasting = LASTING_HOLDS - {NO_PAGES} if bypasses else LASTING_HOLDS
 
     def num_quiet(self, outstanding: deque[StepPlan], held_by: str, most: int) -> int:
@@ -49,7 +49,7 @@ class Leaper:
         seats = places.decoding.seats()
         if not self._is_plain or held_by not in self._lasting or not len(seats) or columns.stop_width:
             return 0
-        if len(seats) != places.num_running or places.ledger.num_waiting_reqs != len(places.waiting):
+        if len(seats) != places.num_running or places.ledger.num_startable_reqs != len(places.waiting):
             return 0  # somebody prefills, drains or is about to wait
         if any(plan.prefills or not np.array_equal(plan.decode_seats, seats) for plan in outstanding):
             return 0

@@ -74,6 +74,7 @@ class Ledger:
         self._prefilling = Account(frozenset({"prefilling"}), lambda request: request.num_known - request.num_computed)
         self._running = Account(RUNNING, lambda request: request.stop_len - request.num_known)
         self._sent = Account(role.inflight, lambda request: request.num_computed)
+        self._absent = Account(role.absent, lambda request: 1)
         self._changes = {(old, new): self._change(old, new) for old, new in role.transitions}
 
     # ---------------------------------------------------------------- transitions
@@ -95,7 +96,9 @@ class Ledger:
             account.set(request, measure(request))
 
     def _change(self, old: str, new: str) -> Change:
-        accounts = (self._waiting, self._cached, self._reserved, self._prefilling, self._running, self._sent)
+        accounts = (
+            self._waiting, self._cached, self._reserved, self._prefilling, self._running, self._sent, self._absent,
+        )  # fmt: skip
         left = tuple(account for account in accounts if old in account.places and new not in account.places)
         entered = tuple(
             (account, account.measure)
@@ -170,6 +173,11 @@ class Ledger:
         return self._running.total
 
     @property
+    def num_startable_reqs(self) -> int:
+        """Of those that wait, the requests that wait for nothing elsewhere."""
+        return self.num_waiting_reqs - self._absent.total
+
+    @property
     def num_sent_reqs(self) -> int:
         """Requests whose KV is sent, but not acknowledged."""
         return len(self._sent.charged)
@@ -183,6 +191,7 @@ class Ledger:
         """Every counter that follows from the places of requests, by name."""
         return {
             "num_waiting_reqs": self.num_waiting_reqs,
+            "num_startable_reqs": self.num_startable_reqs,
             "num_waiting_tokens": self.num_waiting_tokens,
             "num_waiting_cached_tokens": self._cached.total,
             "num_reserved_pages": self.num_reserved_pages,
@@ -199,8 +208,10 @@ class Ledger:
         requests = tuple(requests)
         self._running.rescan(requests)
         running = [request for request in requests if request.place in RUNNING]
+        num_waiting = sum(request.place in self._role.waiting_reqs for request in requests)
         return {
-            "num_waiting_reqs": sum(request.place in self._role.waiting_reqs for request in requests),
+            "num_waiting_reqs": num_waiting,
+            "num_startable_reqs": num_waiting - self._absent.rescan(requests),
             "num_waiting_tokens": self._waiting.rescan(requests),
             "num_waiting_cached_tokens": self._cached.rescan(requests),
             "num_reserved_pages": self._reserved.rescan(requests),

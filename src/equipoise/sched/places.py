@@ -6,6 +6,7 @@
         (an event)        (a resource   ▲                          ▼                             are in flight
                            is used up)  └─ outputs came back ─ returning
     waiting ──a remote store holds its prefix──> loading ──it came──> waiting, with pages
+    Ranks of prefill and decode workers have places of their own before and after these: `roles`.
     abort, a stop token and a deadline end a request in any place.
 
 A request that runs with drafts goes from prefilling to verifying (a row is in flight) and drafting (at rest) in
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING
 from equipoise.errors import InvariantError
 from equipoise.sched.columns import STOP_IDS_WIDTH, Columns
 from equipoise.sched.ledger import Ledger
+from equipoise.sched.roles import MIXED
 from equipoise.sched.roster import Roster
 from equipoise.sched.waiting import WaitingQueue
 
@@ -32,23 +34,36 @@ if TYPE_CHECKING:
 
     from equipoise.kv.protocol import KVMemory
     from equipoise.request import FinishReason, Request
+    from equipoise.sched.roles import Role
     from equipoise.sched.rules import Order, Resource
 
 
 ParkKey = tuple[str, str]
 """What a parked request waits for, ("grammar", ""), or the share of a resource that blocks it, ("lora", "7")."""
+BOOTSTRAP: ParkKey = ("decode rank", "")
 
 
 class Places:
-    """Every request of one rank that has not ended, by place."""
+    """Every request of one rank that has not ended, by place.
+
+    joining: the KV of their prompts has come, a seat is promised to them; sent: their KV goes to another rank"""
 
     def __init__(
-        self, kv: KVMemory, order: Order, resources: Sequence[Resource], max_running: int, max_model_len: int
+        self,
+        kv: KVMemory,
+        order: Order,
+        resources: Sequence[Resource],
+        max_running: int,
+        max_model_len: int,
+        role: Role = MIXED,
     ) -> None:
+        self.role = role
         self.columns = Columns(max_running, max_model_len, kv.page_size)
-        self.ledger = Ledger()
+        self.ledger = Ledger(role)
         self.requests: dict[int, Request] = {}
         self.waiting = WaitingQueue(order)
+        self.joining = WaitingQueue(order)
+        self.sent: dict[int, Request] = {}
         self.parked: dict[ParkKey, WaitingQueue] = {}
         self.prefilling: list[Request] = []
         self.decoding = Roster(max_running)
@@ -71,6 +86,12 @@ class Places:
     def num_free_seats(self) -> int:
         """Seats that nobody holds."""
         return len(self._free_seats)
+
+    @property
+    def num_open_seats(self) -> int:
+        """Seats that nobody holds, and that are promised to nobody whose KV comes or has come."""
+        num_promised = len(self.loading) + len(self.joining) if self.role.joins else 0
+        return len(self._free_seats) - num_promised
 
     @property
     def num_running(self) -> int:
@@ -114,10 +135,16 @@ class Places:
 
     # ---------------------------------------------------------------- moves
 
-    def wait(self, request: Request) -> None:
-        """Any place without a seat -> waiting."""
-        self.ledger.move(request, "waiting")
-        self.waiting.push(request)
+    def enter(self, request: Request) -> None:
+        """New or parked -> where the role has requests wait first."""
+        if self.role.enters == "bootstrap":
+            self._park(request, "bootstrap", BOOTSTRAP)
+        else:
+            self._queue(request, self.role.enters)
+
+    def come_back(self, request: Request) -> None:
+        """Preempted, with all its outputs known -> waiting, or retracted."""
+        self._queue(request, self.role.returns)
 
     def park(self, request: Request, event: str, now_s: float) -> None:
         """New -> parked until `event` has happened."""
@@ -132,11 +159,13 @@ class Places:
         self._park(request, "blocked", (resource, share))
 
     def unpark(self, request: Request) -> None:
-        """Parked or blocked -> waiting. A resource may hold one again that it held: that is one wait."""
+        """Parked, blocked or bootstrap -> waiting. A resource may hold one again that it held: that is one wait."""
+        self._leave_park(request)
         if request.place == "parked":
             request.held_since_s = None
-        self._leave_park(request)
-        self.wait(request)
+            self.enter(request)
+        else:
+            self._queue(request, "waiting")
 
     def blocked_by(self, resource: str) -> list[tuple[str, WaitingQueue]]:
         """Blocked requests by the share of `resource` that they want, the group with the first head first."""
@@ -148,8 +177,8 @@ class Places:
         to it, so that those who wait with pages cannot lock each other out."""
         self.waiting.remove(request)
         self.loading[request.handle] = request
-        self.ledger.move(request, "loading")
-        self.ledger.reserve(request, -(-request.num_known // self._kv.page_size) - len(request.pages))
+        self.ledger.move(request, self.role.loads)
+        self.ledger.reserve(request, max(-(-request.num_known // self._kv.page_size) - len(request.pages), 0))
 
     def arrive(self, request: Request, num_loaded: int) -> None:
         """Loading -> waiting, with `num_loaded` tokens in its pages."""
@@ -159,8 +188,17 @@ class Places:
             self.loaded[request.handle] = request
         else:
             self.unload(request)
-        self.wait(request)
+        self._queue(request, "waiting")
         self.ledger.recognise(request, num_loaded)
+
+    def receive(self, request: Request, first_token: int) -> None:
+        """Transfer -> waiting to join the decode batch: all KV of its prompt is in its pages."""
+        del self.loading[request.handle]
+        request.num_loaded = request.num_computed = request.num_prompt
+        request.may_load = False
+        request.output_ids.append(first_token)
+        self.ledger.move(request, "waiting")
+        self.joining.push(request)
 
     def unload(self, request: Request) -> None:
         """Take the pages of a request without a seat: what was loaded, or was to be, is computed now."""
@@ -175,13 +213,17 @@ class Places:
         self.waiting.remove(request)
         request.held_since_s = None
         self.loaded.pop(request.handle, None)
-        seat = self._free_seats.pop()
-        self.columns.seat(request, seat)
-        self._by_seat[seat] = request
-        if len(request.stop_ids) > STOP_IDS_WIDTH:
-            self.many_stops[seat] = frozenset(request.stop_ids)
+        seat = self._take_seat(request)
         insort(self.prefilling, request, key=lambda r: (self._order(r), r.handle))
         self.ledger.move(request, "prefilling")
+        return seat
+
+    def join(self, request: Request) -> int:
+        """Waiting to join -> decoding; returns the seat."""
+        self.joining.remove(request)
+        seat = self._take_seat(request)
+        self.decoding.append(seat)
+        self.ledger.move(request, "decoding")
         return seat
 
     def decode(self, request: Request, seat: int) -> None:
@@ -220,24 +262,46 @@ class Places:
         if request.num_inflight:
             self.ledger.move(request, "returning")
         else:
-            self.wait(request)
+            self.come_back(request)
+
+    def send(self, request: Request) -> None:
+        """Draining -> inflight: its KV goes to another rank, and its pages stay until that is done."""
+        self._leave_seat(request)
+        self.sent[request.handle] = request
+        self.ledger.move(request, "inflight")
 
     def end(self, request: Request, reason: FinishReason) -> None:
         """Any place -> ended. The one way out, exactly once for every request."""
         if request.seat is not None:
             self._vacate(request)
-        elif request.place == "waiting":
+        elif request in self.waiting:
             self.waiting.remove(request)
+        elif request in self.joining:
+            self.joining.remove(request)
         elif request.parked_for is not None:
             self._leave_park(request)
         if self.loading.pop(request.handle, None):
             # The store may still write into its pages: nobody gets them until it says that it is done.
             self.quarantine[request.handle] = request
+        elif self.sent.pop(request.handle, None):
+            self._kv.release(request)
         elif request.pages:
             self.unload(request)
         self.ledger.move(request, "ended")
         request.finish_reason = reason
         del self.requests[request.handle]
+
+    def _queue(self, request: Request, place: str) -> None:
+        self.ledger.move(request, place)
+        self.waiting.push(request)
+
+    def _take_seat(self, request: Request) -> int:
+        seat = self._free_seats.pop()
+        self.columns.seat(request, seat)
+        self._by_seat[seat] = request
+        if len(request.stop_ids) > STOP_IDS_WIDTH:
+            self.many_stops[seat] = frozenset(request.stop_ids)
+        return seat
 
     def _park(self, request: Request, place: str, key: ParkKey) -> None:
         self.ledger.move(request, place)
@@ -255,6 +319,10 @@ class Places:
 
     def _vacate(self, request: Request) -> None:
         """Take seat and pages from a running request."""
+        self._leave_seat(request)
+        self._kv.release(request)
+
+    def _leave_seat(self, request: Request) -> None:
         seat = request.seat
         if seat is None:
             raise InvariantError(f"{request} has no seat to leave")
@@ -276,6 +344,5 @@ class Places:
         self._by_seat[seat] = None
         self._free_seats.append(seat)
         self.many_stops.pop(seat, None)
-        self._kv.release(request)
         for resource in self._resources:
             resource.give_back(request)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from equipoise.errors import InvariantError
 from equipoise.sched.plan import PrefillRow, StepPlan
 from equipoise.sched.rules import OPEN, rule_name
@@ -11,7 +13,6 @@ from equipoise.sched.rules import OPEN, rule_name
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from equipoise.kv.protocol import KVMemory, PrefixMatch
@@ -84,6 +85,8 @@ class Planner:
             self._make_way(plan)
         num_made_way = len(plan.preempted)
         self._plan_decodes(plan, num_outstanding)
+        if may_admit and self._places.joining:
+            self._join(plan)
         self._plan_drafts(plan)
         if may_prefill:
             limits = [limit for rule in self._rules.limits if (limit := rule(view)) is not None]
@@ -121,6 +124,15 @@ class Planner:
         full = seats[columns.capacity[seats] <= columns.computed[seats]]
         if len(full):
             self._grow_decodes(plan, full)
+
+    def _join(self, plan: StepPlan) -> None:
+        """Those whose KV has come decode at once: seats and pages were promised to them before it did."""
+        seats: list[int] = []
+        while len(seats) < self._budget.left and (request := self._places.joining.head()) is not None:
+            seats.append(self._places.join(request))
+            plan.seated.append(request)
+        plan.decode_seats = np.concatenate([plan.decode_seats, np.array(seats, np.int64)])
+        self._budget.charge_decodes(len(seats))
 
     def _grow_decodes(self, plan: StepPlan, seats: NDArray[np.int64]) -> None:
         """One more page for each of `seats`: for all at once, or one by one with victims that make room."""
@@ -218,7 +230,7 @@ class Planner:
 
     def _admit(self, plan: StepPlan, request: Request, limits: list[Limit]) -> str:
         """Give the head of the queue a seat, pages and its first chunk, if it has room everywhere; else what lacks."""
-        if not self._places.num_free_seats:
+        if self._places.num_open_seats <= 0:
             return NO_SEAT
         match = self._kv.match(request)
         self._places.ledger.recognise(request, match.num_tokens)
@@ -244,14 +256,19 @@ class Planner:
         return ""
 
     def _load(self, plan: StepPlan, remote: RemoteKV, request: Request, match: PrefixMatch) -> str:
-        """Have a remote store bring what it holds beyond the match: BLOCKED while it comes, "" when it has nothing."""
-        page_size = self._kv.page_size
-        upto = min(remote.num_tokens(request), request.num_prompt, request.num_known - 1) // page_size * page_size
+        """Have a remote store bring what it holds beyond the match: BLOCKED while it comes, "" when it has nothing.
+
+        To a decode rank comes the whole prompt and the first token, which has room to be decoded then."""
+        page_size, joins = self._kv.page_size, self._places.role.joins
+        upto = min(remote.num_tokens(request), request.num_prompt)
+        if not joins:
+            upto = min(upto, request.num_known - 1) // page_size * page_size
         if request.pages or not request.may_load or upto <= match.num_tokens:
             return ""
-        reserve = -(-request.num_known // page_size) - len(match.pages) + self._places.ledger.num_reserved_pages
+        needed = -(-(request.num_known + joins) // page_size) - len(match.pages)
+        reserve = needed + self._places.ledger.num_reserved_pages
         reserve += self._watermark_pages if self._places.num_running else 0
-        if not self._kv.admit(request, match, upto, reserve):
+        if not self._kv.admit(request, match, upto + joins, reserve):
             self._take_loaded(plan, request)
             return NO_PAGES
         self._places.load(request)
@@ -329,7 +346,7 @@ class Planner:
 
     def _has_room(self, request: Request, victims: list[Request]) -> bool:
         """A seat and pages once `victims` are gone: as if nothing of it were cached, and nothing of theirs shared."""
-        num_seats = self._places.num_free_seats + len(victims)
+        num_seats = self._places.num_open_seats + len(victims)
         num_pages = self._kv.num_free + sum([len(victim.pages) for victim in victims])
         return num_seats > 0 and num_pages >= self._pages_to_reserve(request, request.num_known, 0)
 

@@ -95,7 +95,10 @@ class Reconciler:
         finished = []
         for row in sorted(ended):
             request = self._places.at(int(seats[row]))
-            self.end(request, ended[row])
+            if self._places.role.inflight:
+                self._places.send(request)
+            else:
+                self.end(request, ended[row])
             finished.append(request)
         return finished
 
@@ -161,5 +164,5 @@ class Reconciler:
             self.end(request, "stop")
         elif request.num_inflight == 0:
             # Not at its length yet: a request whose length is certain is draining, and nobody preempts it.
-            self._places.wait(request)
+            self._places.come_back(request)
         return None if request.finish_reason is None else request

@@ -34,6 +34,8 @@ class Role:
         its KV already brings no tokens
     reserving: where pages may be promised to a request
     inflight: where a request is sent, but not acknowledged
+    absent: where a request counts as waiting, but for something elsewhere: no step can start it
+    enters: where new requests wait; loads: where KV comes to them; returns: where the preempted wait
     """
 
     name: str
@@ -42,6 +44,15 @@ class Role:
     waiting_tokens: frozenset[str]
     reserving: frozenset[str]
     inflight: frozenset[str] = frozenset()
+    absent: frozenset[str] = frozenset()
+    enters: str = "waiting"
+    loads: str = "loading"
+    returns: str = "waiting"
+
+    @property
+    def joins(self) -> bool:
+        """Prompts are computed elsewhere: requests join the decode batch when their KV has come."""
+        return "transfer" in self.moves
 
     @property
     def transitions(self) -> list[tuple[str, str]]:
@@ -86,6 +97,8 @@ PREFILL = Role(
     waiting_tokens=QUEUED | {"bootstrap"},
     reserving=MIXED.reserving,
     inflight=frozenset({"inflight"}),
+    absent=frozenset({"bootstrap"}),
+    enters="bootstrap",
 )
 
 DECODE = Role(
@@ -108,6 +121,10 @@ DECODE = Role(
     waiting_reqs=frozenset({"prealloc", "transfer", "waiting", "blocked", "returning", "retracted"}),
     waiting_tokens=frozenset({"prealloc", "returning", "retracted"}),
     reserving=frozenset({"transfer", "waiting", "blocked"}),
+    absent=frozenset({"transfer"}),
+    enters="prealloc",
+    loads="transfer",
+    returns="retracted",
 )
 
 ROLES = {role.name: role for role in (MIXED, PREFILL, DECODE)}

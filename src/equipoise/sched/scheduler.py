@@ -21,6 +21,8 @@ from equipoise.sched.ledger import LoadCounters, Totals
 from equipoise.sched.places import Places
 from equipoise.sched.planner import Planner
 from equipoise.sched.reconcile import Reconciler
+from equipoise.sched.remote import RemoteEvents
+from equipoise.sched.roles import MIXED
 from equipoise.sched.rules import StepView
 from equipoise.sched.states import StepTimer, rank_state
 
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from equipoise.sched.explain import DecisionTrace
     from equipoise.sched.plan import PrefillRow, StepPlan, StepResult
     from equipoise.sched.resources import TokenBudget
+    from equipoise.sched.roles import Role
     from equipoise.sched.rules import RankState, Rules
 
 PRUNE_DEADLINES_AT = 1024
@@ -61,6 +64,7 @@ class Scheduler:
         max_waiting_reqs: int = 4096,
         max_waiting_tokens: int | None = None,
         trace: DecisionTrace | None = None,
+        role: Role = MIXED,
     ) -> None:
         self.kv = kv
         self.trace = trace
@@ -71,7 +75,7 @@ class Scheduler:
         self._clock = clock
         self._drafter = rules.drafter
         self._resources = rules.resources
-        self._places = Places(kv, rules.order, rules.resources, max_running, max_model_len)
+        self._places = Places(kv, rules.order, rules.resources, max_running, max_model_len, role)
         self._planner = Planner(
             self._places,
             kv,
@@ -89,6 +93,7 @@ class Scheduler:
         self._deadlines: list[tuple[float, int]] = []
         self._pause: PauseMode = ""
         self._reconciler = Reconciler(self._places, kv, self.totals)
+        self._remote_events = RemoteEvents(self._places, kv, self._reconciler)
         self._leaper = Leaper(self._places, kv, rules, self.totals, bypasses=max_bypass > 0)
         self._timer = StepTimer(clock)
         self._planned_at = 0  # moves of requests that the last plan knew of
@@ -117,14 +122,15 @@ class Scheduler:
         if request.deadline_s is not None:
             self._keep_deadline(request.deadline_s, request.handle)
         if wait_for is None:
-            self._places.wait(request)
+            self._places.enter(request)
         else:
             self._places.park(request, wait_for, self._clock.now())
 
     def wake(self, handle: int) -> None:
-        """What a parked request waited for is there. Ignored when the request has ended."""
+        """What a parked request waited for is there, or the decode rank of one that bootstraps. Ignored when the
+        request has ended."""
         request = self._places.requests.get(handle)
-        if request is not None and request.place == "parked":
+        if request is not None and request.place in ("parked", "bootstrap"):
             self._places.unpark(request)
 
     def kv_arrived(self, handle: int, num_tokens: int) -> None:
@@ -132,22 +138,18 @@ class Scheduler:
 
         Pages of a request that ended meanwhile are free from now on. Raises InvariantError when the request loads
         nothing, or less than that."""
-        places = self._places
-        ended = places.quarantine.pop(handle, None)
-        if ended is not None:
-            self.kv.release(ended)
-            return
-        request = places.loading.get(handle)
-        if request is None:
-            raise InvariantError(f"request #{handle} loads nothing")
-        most = len(request.pages) * self.kv.page_size
-        if not 0 <= num_tokens <= most:
-            raise InvariantError(f"{num_tokens} tokens arrived for {request}, at most {most} were to come")
-        if not request.may_load:
-            num_tokens = 0  # flushed meanwhile
-        if num_tokens:
-            self.kv.publish(request, request.prompt_ids, num_tokens)
-        places.arrive(request, num_tokens)
+        self._remote_events.arrived(handle, num_tokens)
+
+    def kv_received(self, handle: int, first_token: int | None) -> Request | None:
+        """Decode role: a prompt's KV is in the pages of its request, and the prefill rank drew `first_token`; None
+        when it failed. The request joins the next step's decodes; returned when it has ended instead: by its first
+        token or that failure. Raises InvariantError when the request is not in transfer."""
+        return self._remote_events.received(handle, first_token)
+
+    def kv_sent(self, handle: int) -> None:
+        """Prefill role: the decode rank has the KV of a request whose prompt was computed, which ends. Ignored when
+        it ended before."""
+        self._remote_events.sent(handle)
 
     def extend_prompt(self, handle: int, tokens: Tokens) -> None:
         """More of a prompt that arrives in pieces: the request was added with `wait_for="input"`, and `wake` ends
@@ -224,7 +226,7 @@ class Scheduler:
         places = self._places
         if places.prefilling or places.drafting or len(places.decoding):
             return True
-        return not self._pause and places.ledger.num_waiting_reqs > 0
+        return not self._pause and places.ledger.num_startable_reqs > 0
 
     @property
     def num_requests(self) -> int:
@@ -305,8 +307,8 @@ class Scheduler:
             num_running=places.num_running,
             num_decoding=len(places.decoding),
             num_prefilling=len(places.prefilling),
-            num_waiting=places.ledger.num_waiting_reqs,
-            num_free_seats=places.num_free_seats,
+            num_waiting=places.ledger.num_startable_reqs,
+            num_free_seats=places.num_open_seats,
             num_steps_since_prefill=self._step - self._planner.last_prefill_step,
             has_backlog=self._planner.has_backlog,
             ranks=ranks or (self.state(),),

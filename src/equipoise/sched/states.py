@@ -54,12 +54,12 @@ class StepTimer:
 def rank_state(places: Places, kv: KVMemory, timer: StepTimer, max_step_tokens: int, *, may_admit: bool) -> RankState:
     """The state of a rank now, in O(1)."""
     ledger = places.ledger
-    num_waiting, num_running = ledger.num_waiting_reqs, places.num_running
+    num_waiting, num_running = ledger.num_startable_reqs, places.num_running
     if not num_waiting and not places.prefilling:
         return RankState(num_running, 0, False, timer.num_admitted, 0, 0, 0, 0, timer.step_s, timer.step_prefill_tokens)
     prefilling = ledger.num_prefilling_tokens
     num_admissible = admissible = 0
-    if num_waiting and may_admit and (num_free := places.num_free_seats):
+    if num_waiting and may_admit and (num_free := places.num_open_seats):
         mean = (ledger.num_waiting_uncached_tokens - prefilling) // num_waiting
         num_admissible = min(num_free, len(places.waiting), kv.num_free * kv.page_size // (mean + 1))
         admissible = num_admissible * mean

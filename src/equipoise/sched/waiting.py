@@ -30,6 +30,9 @@ class WaitingQueue:
     def __len__(self) -> int:
         return len(self._live)
 
+    def __contains__(self, request: Request) -> bool:
+        return request.handle in self._live
+
     def __iter__(self) -> Iterator[Request]:
         """Requests in no particular order."""
         return (entry[3] for entry in self._live.values())
