@@ -219,7 +219,7 @@ def worker_args(port: int, options: argparse.Namespace) -> list[str]:
         "step-ms": STEP_MS,
         "prefill-token-ms": PREFILL_TOKEN_MS * scale,
         "decode-row-ms": DECODE_ROW_MS,
-        "kv-token-ms": KV_TOKEN_MS * scale,
+        "kv-token-us": KV_TOKEN_MS * 1e3 * scale,
         "log-level": "warning",
     }
     return ["serve", *[word for key, value in settings.items() for word in (f"--{key}", str(value))]]

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import threading
 import weakref
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import numpy as np
 
-from equipoise.config import CacheConfig, EngineConfig, ModelConfig, RanksConfig, SchedulerConfig, SimExecutorConfig
+from equipoise.config import (
+    CacheConfig,
+    CostConfig,
+    EngineConfig,
+    ModelConfig,
+    RanksConfig,
+    SchedulerConfig,
+    SimExecutorConfig,
+)
+from equipoise.config.cost import setting_name
 from equipoise.errors import ConfigError, InvalidValueError
 from equipoise.exec.protocol import TokenLogprobs
 from equipoise.request import FinishReason, SamplingParams
@@ -70,12 +79,14 @@ class RequestOutput(msgspec.Struct):
 
 def engine_config(model: str, **settings: Any) -> EngineConfig:
     """Settings given by field name, whatever part they belong to. Raises ConfigError on an unknown one."""
-    given: dict[str, dict[str, Any]] = {section: {} for section in _SECTIONS}
-    homes = {field.name: section for section, kind in _SECTIONS.items() for field in dataclasses.fields(kind)}
+    given: dict[str, dict[str, Any]] = {section: {} for section in (*_SECTIONS, "cost")}
+    homes = {field.name: (section, field.name) for section, kind in _SECTIONS.items() for field in fields(kind)}
+    homes |= {setting_name(field.name): ("cost", field.name) for field in fields(CostConfig)}
     for name, value in {"model": model, **settings}.items():
         if name not in homes:
             raise ConfigError(f"{name}: no such setting; allowed are {', '.join(sorted(homes))}")
-        given[homes[name]][name] = value
+        section, field = homes[name]
+        given[section][field] = value
     given["scheduler"].setdefault("max_waiting_reqs", _UNBOUNDED)
     try:
         return msgspec.convert(given, EngineConfig)

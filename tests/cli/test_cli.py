@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from tests.serving import serve
 
 from equipoise import __version__
 from equipoise.cli.settings import SECTIONS, check_environment, flag_name, keys_of
+from equipoise.demo import demo_model_path
 from equipoise.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -89,6 +91,7 @@ def test_help_needs_no_heavy_imports() -> None:
         (("serve", "--max-step-tokens", "1180591620717411303424"), "max-step-tokens: 1180591620717411303424"),
         (("serve", "--num-threads", "100000"), "num-threads: 100000 must be at most"),
         (("serve", "--step-ms", "inf"), "step-ms: inf"),
+        (("serve", "--cost-model", "roofline"), "cost by roofline needs config"),
         (("serve", "--sim-seed", "1180591620717411303424"), "sim-seed: 1180591620717411303424"),
         (("serve", "--sim-vocab-size", "0"), "sim-vocab-size: 0"),
         (
@@ -125,6 +128,10 @@ def test_wrong_words_end_with_2_and_one_line(words: tuple[str, ...], message: st
         ("port = 1.5", "port: Expected int, got float"),
         ("cors-origins = [1]", "cors-origins: Expected str, got int"),
         ('executor = "magic"', "executor: Invalid enum value 'magic', it must be one of torch, sim"),
+        ("[cost]\nkv_token_ms = 1", "cost.kv_token_ms is not a setting, did you mean kv_token_us?"),
+        ("step-ms = 1\n[cost]\nstep_ms = 1", "step-ms: given twice, as cost.step_ms too"),
+        ('[cost]\ngpu = "abacus"', "cost-gpu: Invalid enum value 'abacus', it must be one of H100"),
+        ('[cost]\nmodel = "table"', "cost by table needs tables and num-layers"),
         ('order = "random"', "it must be one of fcfs, priority, shortest-first, longest-first"),
     ],
 )
@@ -158,6 +165,18 @@ def test_flags_win_over_environment_over_file(tmp_path: Path, tiny_tokenizer: Pa
         found = load(server)
         assert found["max_running_requests"] == 11  # the file's
         assert found["max_total_num_tokens"] == 222 * 64  # the environment's and the flag's
+
+
+def test_the_cost_of_a_scenario_in_a_file(tmp_path: Path, tiny_tokenizer: Path) -> None:
+    (tmp_path / "model.json").write_text((demo_model_path() / "config.json").read_text())
+    section = {"model": "roofline", "config": "model.json", "gpu": "A100", "tables": None, "num_layers": None}
+    file = tmp_path / "settings.json"
+    file.write_text(json.dumps({"executor": "sim", "tokenizer": str(tiny_tokenizer), "cost": section}))
+    with serve("--config", str(file), "--cost-tp-size", "2", "sim-model") as server:
+        with urllib.request.urlopen(f"{server.url}/server_info") as answer:
+            found = json.load(answer)["engine"]["cost"]
+        assert (found["model"], found["config"], found["gpu"]) == ("roofline", str(tmp_path / "model.json"), "A100")
+        assert found["tp_size"] == 2
 
 
 def test_a_word_is_the_model(tiny_tokenizer: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from equipoise.config import EngineConfig, ModelConfig, RanksConfig, SchedulerConfig, SimExecutorConfig
+from equipoise.config import CostConfig, EngineConfig, ModelConfig, RanksConfig, SchedulerConfig
 from equipoise.engine.messages import Add, Call, Reply, Step
 from equipoise.engine.supervisor import RankProcess
 from equipoise.errors import ConfigError, UnavailableError
@@ -22,7 +22,7 @@ from equipoise.exec.sim import SimVocabulary
 from equipoise.machine import num_cores
 from equipoise.request import SamplingParams
 
-CONFIG = EngineConfig(model=ModelConfig(executor="sim"), sim=SimExecutorConfig(step_ms=1))
+CONFIG = EngineConfig(model=ModelConfig(executor="sim"), cost=CostConfig(step_ms=1))
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.config import SimExecutorConfig
 from equipoise.errors import ConfigError
 from equipoise.exec.cost import LinearCost, StepLoad, load_of, step_s
 from equipoise.exec.cost_roofline import GPUS, LAYER_S, REQUEST_S, STEP_S, ModelShape, RooflineCost
@@ -53,11 +52,6 @@ def test_the_load_of_a_plan() -> None:
 def test_linear_terms_add_up(chunks: list[tuple[int, int]], starts: list[int], seconds: float) -> None:
     cost = LinearCost(step_s=1, prefill_token_s=2, decode_row_s=10, kv_token_s=100, eager_step_s=5, prefill_pair_s=1000)
     assert step_s(cost, load_of(plan(chunks, starts))) == pytest.approx(seconds)
-
-
-def test_settings_are_milliseconds() -> None:
-    config = SimExecutorConfig(step_ms=1, prefill_token_ms=2, decode_row_ms=3, kv_token_ms=4)
-    assert LinearCost.of(config) == LinearCost(0.001, 0.002, 0.003, 0.004)
 
 
 # ---------------------------------------------------------------- tables

@@ -15,7 +15,7 @@ import psutil
 import pytest
 from tests.tiny_tokenizer import write_folder
 
-from equipoise.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, SimExecutorConfig
+from equipoise.config import CacheConfig, CostConfig, EngineConfig, ModelConfig, SchedulerConfig, SimExecutorConfig
 from equipoise.errors import (
     CheckpointError,
     ConfigError,
@@ -50,7 +50,8 @@ async def started(model: Path, step_ms: float = 1.0, **limits: Any) -> AsyncIter
             model=ModelConfig(model=str(model), executor="sim"),
             cache=CacheConfig(page_size=4),
             scheduler=SchedulerConfig(**limits),
-            sim=SimExecutorConfig(step_ms=step_ms, prefill_token_ms=0, decode_row_ms=0, sim_max_model_len=8192),
+            sim=SimExecutorConfig(sim_max_model_len=8192),
+            cost=CostConfig(step_ms=step_ms, prefill_token_ms=0, decode_row_ms=0),
         ),
         startup_timeout_s=60,
     )

@@ -16,7 +16,7 @@ import psutil
 import pytest
 from tests.tiny_tokenizer import write_folder
 
-from equipoise.config import EngineConfig, ModelConfig, RanksConfig, SchedulerConfig, SimExecutorConfig
+from equipoise.config import CostConfig, EngineConfig, ModelConfig, RanksConfig, SchedulerConfig, SimExecutorConfig
 from equipoise.errors import ConfigError, InvalidValueError, UnavailableError
 from equipoise.request import SamplingParams
 from equipoise.server.client import AsyncEngine
@@ -45,7 +45,8 @@ async def started(
         EngineConfig(
             model=ModelConfig(model=str(model), executor="sim"),
             scheduler=SchedulerConfig(**limits or {}),
-            sim=SimExecutorConfig(step_ms=step_ms, prefill_token_ms=0, decode_row_ms=0, sim_max_model_len=8192),
+            sim=SimExecutorConfig(sim_max_model_len=8192),
+            cost=CostConfig(step_ms=step_ms, prefill_token_ms=0, decode_row_ms=0),
             ranks=RanksConfig(dp_size, **ranks),
         ),
         startup_timeout_s=60,

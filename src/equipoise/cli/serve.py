@@ -10,6 +10,7 @@ from pathlib import Path
 from equipoise.cli.settings import (
     CacheFlags,
     ConfigFile,
+    CostFlags,
     ModelFlags,
     ModelWord,
     RanksFlags,
@@ -19,6 +20,7 @@ from equipoise.cli.settings import (
 )
 from equipoise.config import (
     CacheConfig,
+    CostConfig,
     EngineConfig,
     ModelConfig,
     RanksConfig,
@@ -38,6 +40,7 @@ def serve(
     cache: CacheFlags = CacheConfig(),  # noqa: B008
     scheduler: SchedulerFlags = SchedulerConfig(),  # noqa: B008
     sim: SimFlags = SimExecutorConfig(),  # noqa: B008
+    cost: CostFlags = CostConfig(),  # noqa: B008
     server: ServerFlags = ServerConfig(),  # noqa: B008
 ) -> int:
     """Serve a model with the OpenAI API until SIGINT or SIGTERM."""
@@ -59,4 +62,4 @@ def serve(
         seconds = time.monotonic() - started
         print(f"Equipoise serves {name} on {url} (ready in {seconds:.1f} s)", file=sys.stderr, flush=True)
 
-    return run_server(EngineConfig(model, cache, scheduler, sim, ranks), server, name, listener, say_ready)
+    return run_server(EngineConfig(model, cache, scheduler, sim, ranks, cost), server, name, listener, say_ready)

@@ -18,7 +18,16 @@ import msgspec
 from cyclopts import ArgumentCollection, Group, Parameter
 from cyclopts.config import Dict, Env
 
-from equipoise.config import CacheConfig, ModelConfig, RanksConfig, SchedulerConfig, ServerConfig, SimExecutorConfig
+from equipoise.config import (
+    CacheConfig,
+    CostConfig,
+    ModelConfig,
+    RanksConfig,
+    SchedulerConfig,
+    ServerConfig,
+    SimExecutorConfig,
+)
+from equipoise.config.cost import setting_name
 from equipoise.config.files import read_table
 from equipoise.config.gateway import (
     FrontConfig,
@@ -32,7 +41,7 @@ from equipoise.errors import ConfigError
 
 PREFIX = "EQUIPOISE_"
 SECTIONS: dict[str, tuple[type, ...]] = {
-    "serve": (ModelConfig, RanksConfig, CacheConfig, SchedulerConfig, SimExecutorConfig, ServerConfig),
+    "serve": (ModelConfig, RanksConfig, CacheConfig, SchedulerConfig, SimExecutorConfig, CostConfig, ServerConfig),
     "gateway": (WorkersConfig, RoutingConfig, HealthConfig, LimitsConfig, QueueConfig, FrontConfig),
 }
 """The parts of each command's settings."""
@@ -41,6 +50,11 @@ SECTIONS: dict[str, tuple[type, ...]] = {
 def flag_name(field: str) -> str:
     """The flag of a field, without its dashes: "request_timeout_s" -> "request-timeout"."""
     return field.removesuffix("_s").replace("_", "-")
+
+
+def cost_flag(field: str) -> str:
+    """The flag of a field of the cost model: "gpu" -> "cost-gpu", but "step_ms" -> "step-ms"."""
+    return flag_name(setting_name(field))
 
 
 class Keys(NamedTuple):
@@ -54,19 +68,24 @@ class Keys(NamedTuple):
 @cache
 def keys_of(command: str) -> Keys:
     """The keys of `command`, one of SECTIONS."""
-    types = {flag_name(name): hint for section in SECTIONS[command] for name, hint in get_type_hints(section).items()}
+    types = {}
+    for section in SECTIONS[command]:
+        name_of = cost_flag if section is CostConfig else flag_name
+        types.update({name_of(name): hint for name, hint in get_type_hints(section).items()})
     choices = {key: get_args(hint) for key, hint in types.items() if get_origin(hint) is Literal}
     return Keys(types, choices, frozenset(key for key, hint in types.items() if hint in (int, int | None)))
 
 
+PATHS = ("tables", "config")
+"""Fields of the cost model that name files."""
 SWITCH_WORDS = frozenset({"true", "false", "yes", "no", "on", "off"})
 _FRACTION = re.compile(r"[+-]?\d*\.\d*|[+-]?\d[\d.]*[eE].*")
 _order = iter(range(100))
 
 
-def _section(title: str, group: Group | None = None) -> Parameter:
+def _section(title: str, group: Group | None = None, name_of: Callable[[str], str] = flag_name) -> Parameter:
     group = group or Group(title, sort_key=next(_order))
-    return Parameter(name="*", group=group, name_transform=flag_name, negative_iterable=())
+    return Parameter(name="*", group=group, name_transform=name_of, negative_iterable=())
 
 
 def _one_model(arguments: ArgumentCollection) -> None:
@@ -91,6 +110,7 @@ RanksFlags = Annotated[RanksConfig, _section("Ranks")]
 CacheFlags = Annotated[CacheConfig, _section("KV cache")]
 SchedulerFlags = Annotated[SchedulerConfig, _section("Scheduler")]
 SimFlags = Annotated[SimExecutorConfig, _section("Simulated executor")]
+CostFlags = Annotated[CostConfig, _section("Cost of a simulated step", name_of=cost_flag)]
 ServerFlags = Annotated[ServerConfig, _section("Server")]
 
 WorkersFlags = Annotated[WorkersConfig, _section("Workers")]
@@ -170,7 +190,7 @@ def _config_path(argv: list[str]) -> Path | None:
 def _read(path: Path, command: str) -> dict[str, Any]:
     types, choices, _ = keys_of(command)
     settings: dict[str, Any] = {}
-    for name, value in read_table(path, "config").items():
+    for name, value in _flat(read_table(path, "config"), path, command).items():
         key = flag_name(name.replace("-", "_"))
         if key not in types:
             raise ConfigError(f"config: {path}: {_unknown(name, key, value, command)}")
@@ -180,6 +200,25 @@ def _read(path: Path, command: str) -> dict[str, Any]:
             allowed = f", it must be one of {', '.join(choices[key])}" if key in choices else ""
             raise ConfigError(f"config: {path}: {key}: {str(error).replace('`', '')}{allowed}") from None
     return settings
+
+
+def _flat(table: dict[str, Any], path: Path, command: str) -> dict[str, Any]:
+    """`table` with the settings of its section `cost`, a scenario's, as they are called outside it. Paths there are
+    relative to the file, as in a scenario."""
+    if not isinstance(table.get("cost"), dict) or CostConfig not in SECTIONS[command]:
+        return table
+    flat = {name: value for name, value in table.items() if name != "cost"}
+    known = set(get_type_hints(CostConfig))
+    for name, value in table["cost"].items():
+        field = name.replace("-", "_")
+        if field not in known:
+            raise ConfigError(f"config: {path}: cost.{name} is not a setting{_nearest(field, known)}")
+        key = cost_flag(field)
+        if any(flag_name(other.replace("-", "_")) == key for other in flat):
+            raise ConfigError(f"config: {path}: {key}: given twice, as cost.{name} too")
+        if value is not None:  # a resolved scenario names what it leaves open too
+            flat[key] = str(path.parent / value) if field in PATHS and isinstance(value, str) else value
+    return flat
 
 
 def _unknown(name: str, key: str, value: object, command: str) -> str:

@@ -3,6 +3,7 @@
 Files, environment and flags are folded into these by `equipoise.cli`; nothing else reads them.
 """
 
+from equipoise.config.cost import CostConfig
 from equipoise.config.engine import (
     CacheConfig,
     EngineConfig,
@@ -16,6 +17,7 @@ from equipoise.config.server import ServerConfig
 
 __all__ = [
     "CacheConfig",
+    "CostConfig",
     "EngineConfig",
     "ModelConfig",
     "OrderName",

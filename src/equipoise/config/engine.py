@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from equipoise.config.checks import at_least, needs, seconds
+from equipoise.config.cost import CostConfig
 from equipoise.errors import ConfigError
 
 MAX_PAGE_SIZE = 2**16
@@ -15,7 +16,6 @@ MAX_DEPTH = 64
 MAX_KV_GB = 65536
 MAX_THREADS = 1024
 MAX_VOCAB_SIZE = 2**24
-MAX_COST_MS = 3_600_000.0
 MAX_RANKS = 1024
 BALANCE_MARGIN = 1
 ALIGNMENT_PASSES = 30
@@ -201,19 +201,7 @@ class SchedulerConfig:
 
 @dataclass(frozen=True)
 class SimExecutorConfig:
-    """Cost of a simulated step: step + prefill tokens + decode rows + KV tokens read, each times its price."""
-
-    step_ms: float = 5.0
-    """Milliseconds of every step."""
-
-    prefill_token_ms: float = 0.02
-    """Milliseconds per prefill token."""
-
-    decode_row_ms: float = 0.02
-    """Milliseconds per decode row."""
-
-    kv_token_ms: float = 0.0
-    """Milliseconds per KV token that a decode row reads."""
+    """What a rank without weights pretends to be; how long its steps take is CostConfig's."""
 
     sim_seed: int = 0
     """Seed of the tokens drawn; a request's tokens depend on it, on its prompt and on nothing else."""
@@ -228,10 +216,6 @@ class SimExecutorConfig:
     """Model length of a simulated rank, unless `max_model_len` is given."""
 
     def __post_init__(self) -> None:
-        for name in ("step_ms", "prefill_token_ms", "decode_row_ms", "kv_token_ms"):
-            value, flag = getattr(self, name), name.replace("_", "-")
-            if not 0 <= value <= MAX_COST_MS:
-                raise ConfigError(f"{flag}: {value} must be at least 0 and at most {MAX_COST_MS:g}")
         if not -(2**63) <= self.sim_seed < 2**63:
             raise ConfigError(f"sim-seed: {self.sim_seed} must be at least {-(2**63)} and at most {2**63 - 1}")
         at_least("sim-vocab-size", self.sim_vocab_size, 1, MAX_VOCAB_SIZE)
@@ -271,3 +255,4 @@ class EngineConfig:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     sim: SimExecutorConfig = field(default_factory=SimExecutorConfig)
     ranks: RanksConfig = field(default_factory=RanksConfig)
+    cost: CostConfig = field(default_factory=CostConfig)

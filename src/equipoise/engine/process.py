@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 import traceback
+from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 import msgspec
@@ -24,7 +25,7 @@ from equipoise.engine.channel import Addresses, Channel, rank_end
 from equipoise.engine.loop import EngineLoop
 from equipoise.engine.messages import Failed, FromRank, Ready, ToRank
 from equipoise.errors import ConfigError
-from equipoise.exec.cost import LinearCost
+from equipoise.exec.costs import build_cost
 from equipoise.exec.sim import SimExecutor, SimVocabulary, sim_info
 from equipoise.obs.log import setup_logging
 from equipoise.plugins import find_factory
@@ -131,7 +132,8 @@ def build_executor(spec: RankSpec, clock: Clock) -> Executor:
     if config.model.executor == "sim":
         hidden = () if spec.vocabulary is None else spec.vocabulary.hidden_ids
         info = sim_info(config, spec.vocabulary)
-        return SimExecutor(info, LinearCost.of(config.sim), clock, seed=config.sim.sim_seed, hidden_ids=hidden)
+        cost = build_cost(config.cost, Path())
+        return SimExecutor(info, cost, clock, seed=config.sim.sim_seed, hidden_ids=hidden)
     try:
         from equipoise.exec.torch.executor import build_torch_executor
     except ModuleNotFoundError as error:

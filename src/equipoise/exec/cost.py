@@ -14,7 +14,6 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from equipoise.config.engine import SimExecutorConfig
     from equipoise.sched.plan import StepPlan
 
 
@@ -82,16 +81,6 @@ class LinearCost:
     eager_step_s: float | None = None
     prefill_pair_s: float = 0.0
     source: str = "settings"
-
-    @classmethod
-    def of(cls, config: SimExecutorConfig) -> LinearCost:
-        """The cost that the settings describe, in milliseconds there."""
-        return cls(
-            step_s=config.step_ms / 1e3,
-            prefill_token_s=config.prefill_token_ms / 1e3,
-            decode_row_s=config.decode_row_ms / 1e3,
-            kv_token_s=config.kv_token_ms / 1e3,
-        )
 
     def shared_s(self, *, any_prefill: bool) -> float:
         return self.step_s if self.eager_step_s is None or not any_prefill else self.eager_step_s
