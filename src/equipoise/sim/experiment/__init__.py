@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 EXPERIMENTS = {
     "balance": "balance",
+    "async": "overlap",
+    "pages": "pages",
+    "load": "load",
 }
 """Modules of this package by the experiments' names."""
 
