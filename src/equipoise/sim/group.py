@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from equipoise.sim.events import Events
     from equipoise.sim.results import Requests, Steps
 
+Told = TypeVar("Told")
 RETRY_S = 0.05
 """Seconds until ranks that have work and may not start any look again: as the engine's loop does."""
 MOST_LEAPT = 1 << 20
@@ -110,16 +111,22 @@ class Group:
         self._free_at = 0.0
         self._landed_at = 0.0
         self._turn = 0  # events of earlier turns are void
+        self._joining: set[int] = set()  # requests whose first step of decodes is in flight
         self._preempted: dict[int, float] = {}  # when requests that were preempted had their last token
 
     # ---------------------------------------------------------------- from outside
 
     def add(self, rank: int, request: Request, now: float) -> None:
         """A request comes to `rank`. Raises RequestError when it cannot be served."""
+        self.tell(rank, lambda scheduler: scheduler.add(request), now)
+
+    def tell(self, rank: int, change: Callable[[Scheduler], Told], now: float) -> Told:
+        """`change` what `rank` knows: a request or its KV came, or is gone."""
         self.settle(now)
-        self.ranks[rank].add(request)
+        told = change(self.ranks[rank])
         if not self._pending:
             self._launch(now)
+        return told
 
     def load(self, rank: int, now: float) -> LoadCounters:
         """The load of `rank` at `now`."""
@@ -193,6 +200,8 @@ class Group:
             for request in plan.seated:
                 if request.num_preemptions == 0:
                     self._requests.admitted_s[request.handle] = begins_s
+                if request.output_ids and math.isnan(self._requests.first_s[request.handle]):
+                    self._token_before_decode(request.handle, begins_s)
         return Step(plans, self._free_at, host_s)
 
     def _plans(self) -> list[tuple[int, StepPlan]]:
@@ -209,7 +218,8 @@ class Group:
         for number, plan in step.plans:
             num_decodes = len(plan.decode_seats)
             if num_decodes:
-                steps.gaps.add(now - self._landed_at, num_decodes)
+                num_joined = self._add_first_gaps(plan, now) if self._joining else 0
+                steps.gaps.add(now - self._landed_at, num_decodes - num_joined)
             if self._preempted:
                 for handle in plan.sampled_handles[:num_decodes].tolist():
                     if handle in self._preempted:  # since this step was planned
@@ -224,6 +234,22 @@ class Group:
                 requests.num_preemptions[request.handle] = request.num_preemptions
                 self._on_end(request, now)
         self._landed_at = now
+
+    def _token_before_decode(self, handle: int, begins_s: float) -> None:
+        """A request joins the decode batch with its first token: it is told now."""
+        self._requests.first_s[handle] = begins_s
+        if handle in self._preempted:  # by the very plan that it joins
+            self._preempted[handle] = begins_s
+        else:
+            self._joining.add(handle)
+
+    def _add_first_gaps(self, plan: StepPlan, now: float) -> int:
+        """Those that joined with `plan` have another gap than the rest: since their first token. Returns how many."""
+        joined = [request.handle for request in plan.seated if request.handle in self._joining]
+        for handle in joined:
+            self._joining.remove(handle)
+            self._steps.gaps.add(now - self._requests.first_s[handle], 1)
+        return len(joined)
 
     def _token_after_chunk(self, request: Request, now: float) -> None:
         """The last chunk of `request` drew a token: its first, or the first since it was preempted."""
