@@ -221,16 +221,16 @@ def heat(rows: Iterable[Row], x: Axis, y: Axis, value: Axis, *, middle: float | 
 
 
 def grid(
-    values: NDArray[np.float64], x: Axis, y: Axis, value: Axis, *, x_step: float, y_step: float = 1, digits: int = 4
+    values: NDArray[np.float64], x: Axis, y: Axis, value: Axis, *, x_step: float, y_step: float = 1, digits: int = 3
 ) -> Chart:
     """A heat map of a dense (rows, columns) array, row 0 on top: cells `x_step` wide, `y_step` high, from zero on.
 
-    The array travels as bare numbers of `digits` digits, some 4 bytes a cell: 512 x 200 cells are fine."""
+    The array travels as bare numbers of `digits` digits, at most 7 bytes a cell: 512 x 200 cells are fine."""
     import altair as alt
 
     num_rows, num_columns = values.shape
     # As text: the library would look at every one of a hundred thousand numbers, several times.
-    flat = ",".join([f"{each:.{digits}g}" if math.isfinite(each) else "{}" for each in values.ravel().tolist()])
+    flat = ",".join([_short(each, digits) for each in values.ravel().tolist()])
     place = f"floor((datum.i - 1) / {num_columns})", f"((datum.i - 1) % {num_columns})"
     height = min(max(num_rows * 22, 90), max(300, min(num_rows, 560)))
     cells = (
@@ -382,6 +382,11 @@ def _clean(value: Value) -> Value:
     if isinstance(value, float):
         return float(f"{value:.6g}") if math.isfinite(value) else None
     return value
+
+
+def _short(value: float, digits: int) -> str:
+    """`value` as JSON in a few bytes; an object without a number for what is none."""
+    return f"{float(f'{value:.{digits}g}'):g}" if math.isfinite(value) else "{}"
 
 
 def _is_number(value: Value | object) -> bool:
