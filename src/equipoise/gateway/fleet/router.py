@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Literal
 from equipoise.config.worker import WORKER_ROLES
 from equipoise.errors import InvalidValueError, NoWorkerError, UnknownModelError
 from equipoise.gateway.fleet.fleet import listed
+from equipoise.route.pairs import mean_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -144,7 +145,7 @@ class Router:
         loads = self._group(model, role, now).loads
         if not loads:
             return None
-        return sum(load.tokens for load in loads) / sum(load.num_live for load in loads)
+        return mean_tokens(loads)
 
     def finished(
         self,

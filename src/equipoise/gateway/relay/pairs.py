@@ -11,7 +11,7 @@ from equipoise.gateway.relay.pair import PairsShared, PairTry
 from equipoise.gateway.relay.rooms import batch_size, bootstrap_fields
 from equipoise.gateway.relay.way import OneLeg
 from equipoise.gateway.transport import Outgoing
-from equipoise.route.policy import Ask
+from equipoise.route.pairs import one_worker_is_better, prefill_ask
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -105,7 +105,7 @@ class Pairs:
         decode = self._router.mean_tokens(model, "decode", now)
         if prefill is None or decode is None:
             return "mixed" if mixed is not None or self._is_served_by_mixed(model) else None
-        return "mixed" if mixed is not None and mixed < max(prefill, decode) else None
+        return "mixed" if mixed is not None and one_worker_is_better(mixed, prefill, decode) else None
 
     def _is_served_by_mixed(self, model: str | None) -> bool:
         mixed = self._fleet.with_role("mixed")
@@ -141,10 +141,9 @@ class Pairs:
         named_rank = _named_rank(exchange)
         prefill_rank = exchange.intake.named_prefill_rank
         ask.room = room
-        prefill_ask = Ask(ask.prompt, 0, ask.keys, ask.session, room)
-        prefill = router.route(
-            prefill_ask, model, "prefill", tried, now, named_rank if prefill_rank is None else prefill_rank
-        )
+        if prefill_rank is None:
+            prefill_rank = named_rank
+        prefill = router.route(prefill_ask(ask, room), model, "prefill", tried, now, prefill_rank)
         if model is None and prefill.worker.models:
             model = prefill.worker.models[0]  # both must be of one model
         try:

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from equipoise.errors import InvalidValueError
+from equipoise.route.pairs import ROOM_BITS
 
 if TYPE_CHECKING:
     from random import Random
 
     from equipoise.gateway.fleet.worker import Worker
 
-ROOM_BITS = 63
-"""Servers keep rooms as signed integers of 64 bits."""
 MAX_BATCH = 4096
 """Prompts of one request to a pair: each takes a room, and both legs name them all."""
 _STARTS_PROMPT = b'["'
