@@ -19,6 +19,7 @@ EXPERIMENTS = {
     "async": "overlap",
     "pages": "pages",
     "load": "load",
+    "together": "together",
 }
 """Modules of this package by the experiments' names."""
 
