@@ -6,7 +6,7 @@ import math
 from array import array
 from bisect import bisect_right
 from operator import mul
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -192,19 +192,41 @@ def spread_of(name: str, values_ms: Floats) -> dict[str, float]:
     return row | {f"{name}_p{p}_ms": float(np.percentile(values_ms, p)) for p in PERCENTILES}
 
 
+class Outcomes(NamedTuple):
+    """By request, in order of arrival; NaN for what did not happen, like a TPOT of one token.
+
+    is_good: it ended, and met both objectives"""
+
+    is_done: NDArray[np.bool_]
+    ttft_ms: Floats
+    queue_ms: Floats
+    tpot_ms: Floats
+    e2e_ms: Floats
+    is_good: NDArray[np.bool_]
+
+
+def outcomes(requests: Requests, ttft_ms: float, tpot_ms: float) -> Outcomes:
+    """What became of each request, with objectives in milliseconds."""
+    columns = requests.columns()
+    arrival, first, last = columns["arrival_s"], columns["first_s"], columns["last_s"]
+    is_done = ~np.isnan(last)
+    gaps = columns["output_len"] - 1
+    ttft = np.where(is_done, (first - arrival) * 1e3, NEVER)
+    tpot = np.where(gaps > 0, (last - first) / np.maximum(gaps, 1) * 1e3, NEVER)
+    is_good = is_done & (ttft <= ttft_ms) & ~(tpot > tpot_ms)
+    queue = np.where(is_done, (columns["admitted_s"] - arrival) * 1e3, NEVER)
+    return Outcomes(is_done, ttft, queue, tpot, (last - arrival) * 1e3, is_good)
+
+
 def summary(requests: Requests, steps: Steps, num_ranks: int, ttft_ms: float, tpot_ms: float) -> dict[str, float]:
     """One number per question; milliseconds, seconds, tokens.
 
     goodput: requests per second that met both objectives. lost shares: of all ranks' time in steps."""
     columns = requests.columns()
-    arrival, first, last = columns["arrival_s"], columns["first_s"], columns["last_s"]
-    done = ~np.isnan(last)
+    arrival, last = columns["arrival_s"], columns["last_s"]
+    found = outcomes(requests, ttft_ms, tpot_ms)
+    done, is_good = found.is_done, found.is_good[found.is_done]
     out = columns["output_len"][done]
-    ttft = (first - arrival)[done] * 1e3
-    long = out > 1
-    tpot = ((last - first)[done][long]) / (out[long] - 1) * 1e3
-    is_good = ttft <= ttft_ms
-    is_good[long] &= tpot <= tpot_ms
     start = float(arrival.min()) if len(arrival) else 0.0
     duration = float(last[done].max()) - start if done.any() else 0.0
     per_s = 1 / duration if duration else 0.0
@@ -219,10 +241,10 @@ def summary(requests: Requests, steps: Steps, num_ranks: int, ttft_ms: float, tp
         "goodput_req_s": float(is_good.sum()) * per_s,
         "good_share": float(is_good.mean()) if len(is_good) else NEVER,
     }
-    result |= spread_of("ttft", ttft)
-    result |= spread_of("queue", (columns["admitted_s"] - arrival)[done] * 1e3)
-    result |= spread_of("tpot", tpot)
-    result |= spread_of("e2e", (last - arrival)[done] * 1e3)
+    result |= spread_of("ttft", found.ttft_ms[done])
+    result |= spread_of("queue", found.queue_ms[done])
+    result |= spread_of("tpot", found.tpot_ms[done & (columns["output_len"] > 1)])
+    result |= spread_of("e2e", found.e2e_ms[done])
     gaps = steps.gaps
     result["itl_mean_ms"] = gaps.sum_ps / PS / gaps.num * 1e3 if gaps.num else NEVER
     result |= {f"itl_p{p}_ms": gaps.percentile(p / 100) * 1e3 for p in PERCENTILES}
