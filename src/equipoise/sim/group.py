@@ -266,7 +266,7 @@ class Group:
 
     def _begin_quiet(self, now: float) -> bool:
         """See how many steps will be quiet, and sleep over them; the step at `now` has landed, and none is launched."""
-        if not self._leaps or len(self._pending) != self._depth:
+        if not self._leaps or len(self._pending) != self._depth or self._joining:
             return False
         (rank,) = self.ranks
         n = rank.quiet_steps(MOST_LEAPT)
