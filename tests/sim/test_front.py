@@ -7,28 +7,36 @@ from typing import Any
 import pytest
 
 from equipoise.route.prefix import ENDS
-from equipoise.sim.front import BYTES_PER_TOKEN, Front, prefix_keys_of
+from equipoise.sim.fleet import RoleSize
+from equipoise.sim.front import BYTES_PER_TOKEN, Choice, Front, prefix_keys_of
 from equipoise.sim.scenario import RoutingConfig
 from equipoise.sim.workload.request import SimRequest
 
 
 def front(num_workers: int = 1, num_ranks: int = 1, **config: Any) -> Front:
-    return Front(RoutingConfig(**config), num_workers, num_ranks, 512, 0)
+    return Front(RoutingConfig(**config), {"mixed": RoleSize(num_workers, num_ranks)}, 512, 0)
+
+
+def one(gateway: Front, body: SimRequest, now: float) -> Choice:
+    """Where one worker serves `body`."""
+    choice = gateway.choose(body, now)
+    assert isinstance(choice, Choice)
+    return choice
 
 
 @pytest.mark.parametrize("charges", [True, False])
 def test_a_request_counts_at_once_if_charges_are_on(charges: bool) -> None:
     gateway = front(charges=charges)
-    choice = gateway.choose(SimRequest(0, 1000, 50), 0, 0.0)
+    choice = one(gateway, SimRequest(0, 1000, 50), 0.0)
     assert (choice.charge is not None) == charges
     assert (gateway.loads[0].tokens > 1000) == charges
-    gateway.ended(choice, 1000, 50, 2.0)
+    gateway.over(choice, 50, 2.0)
     assert gateway.loads[0].tokens == 0
 
 
 def test_engines_that_choose_themselves_take_turns() -> None:
     gateway = front(2, 3, worker_policy="round_robin", rank_policy="none")
-    chosen = [gateway.choose(SimRequest(0, 10, 10), room, 0.0) for room in range(8)]
+    chosen = [one(gateway, SimRequest(0, 10, 10), 0.0) for _ in range(8)]
     ranks = [[choice.rank for choice in chosen if choice.worker == worker] for worker in (0, 1)]
     assert ranks == [[0, 1, 2, 0]] * 2
 
@@ -48,9 +56,9 @@ def test_what_has_no_pieces_shares_nothing() -> None:
 
 def test_a_worker_that_has_the_prefix_is_preferred() -> None:
     gateway = front(4, worker_policy="prefix_tokens")
-    first = gateway.choose(SimRequest(0, 4096, 10, tuple(range(8))), 0, 0.0)
-    gateway.ended(first, 4096, 10, 1.0)
-    again = [gateway.choose(SimRequest(0, 4096, 10, (*range(7), 100 + i)), i, 2.0 + i) for i in range(2)]
+    first = one(gateway, SimRequest(0, 4096, 10, tuple(range(8))), 0.0)
+    gateway.over(first, 10, 1.0)
+    again = [one(gateway, SimRequest(0, 4096, 10, (*range(7), 100 + i)), 2.0 + i) for i in range(2)]
     for choice in again:
-        gateway.ended(choice, 4096, 10, 9.0)
+        gateway.over(choice, 10, 9.0)
     assert {choice.worker for choice in again} == {first.worker}

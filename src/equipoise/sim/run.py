@@ -8,21 +8,22 @@ from typing import TYPE_CHECKING
 
 from equipoise.clock import VirtualClock
 from equipoise.errors import RequestError
-from equipoise.exec.costs import build_cost
-from equipoise.exec.protocol import ExecutorInfo
-from equipoise.sched.assemble import build_scheduler
-from equipoise.sim.content import Content
 from equipoise.sim.events import Events, Priority
-from equipoise.sim.front import Front
-from equipoise.sim.group import Group, HostCost
+from equipoise.sim.fleet import Fleet, Observers, sizes_of
+from equipoise.sim.front import Front, Pair
+from equipoise.sim.pd import Handovers, Legs
+from equipoise.sim.reports import Reports
 from equipoise.sim.results import Requests, Steps, summary
 from equipoise.sim.workload.build import build_workload
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from equipoise.config.worker import WorkerRole
     from equipoise.request import Request
-    from equipoise.sched.ledger import LoadCounters
     from equipoise.sched.scheduler import Scheduler
     from equipoise.sim.front import Choice
     from equipoise.sim.scenario import Scenario
@@ -32,18 +33,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Results:
-    """What came of a simulation."""
+    """What came of a simulation. `legs`: of requests that pairs served, where there are any."""
 
     scenario: Scenario
     requests: Requests
     steps: Steps
     cost_source: str
+    legs: Legs | None = None
 
     def summary(self) -> dict[str, float]:
         """One number per question."""
-        fleet, objectives = self.scenario.fleet, self.scenario.objectives
-        num_ranks = fleet.workers * fleet.ranks
-        return summary(self.requests, self.steps, num_ranks, objectives.ttft_ms, objectives.tpot_ms)
+        sizes, objectives = sizes_of(self.scenario.fleet), self.scenario.objectives
+        num_ranks = sum(size.num_ranks for size in sizes.values())
+        found = summary(self.requests, self.steps, num_ranks, objectives.ttft_ms, objectives.tpot_ms)
+        if self.legs is None:
+            return found
+        return found | self.legs.summary(self.requests) | self.legs.busy.shares(sizes, found["duration_s"])
+
+    def columns(self) -> dict[str, NDArray[np.float64] | NDArray[np.int64]]:
+        """Columns by request."""
+        return self.requests.columns() | ({} if self.legs is None else self.legs.columns())
 
 
 def simulate(
@@ -79,29 +88,35 @@ class Simulation:
         sinks: Sequence[StepSink] = (),
         loss_sinks: Sequence[LossSink] = (),
     ) -> None:
-        fleet, cache = scenario.fleet, scenario.cache
         self._scenario = scenario
         self._clock = VirtualClock()
         self._events = Events()
         self._requests = Requests()
-        self._steps = Steps(sinks, loss_sinks)
-        self._cost = build_cost(scenario.cost, folder)
         self._workload = build_workload(scenario.workload, scenario.seed, folder)
-        self._content = Content(
-            cache.page_size, self._workload.piece_len, fleet.max_model_len, prefix_cache=cache.prefix_cache
-        )
-        self.front = Front(scenario.routing, fleet.workers, fleet.ranks, self._workload.piece_len, scenario.seed)
-        self._groups = [self._worker(number, leaps=leaps) for number in range(fleet.workers)]
-        self._running: dict[int, tuple[SimRequest, Choice]] = {}
-        self._busy: dict[tuple[int, int], int] = {}
-        self._reports_on = False
+        sizes = sizes_of(scenario.fleet)
+        legs = Legs(sum(size.num_ranks for size in sizes.values()))
+        self._legs = legs if "prefill" in sizes else None
+        self._steps = Steps([*sinks, legs.busy] if self._legs else sinks, loss_sinks)
+        self._handovers = Handovers(scenario.fleet, self._events, legs, self._clock.now, self._handed, self._end_pair)
+        self.front = Front(scenario.routing, sizes, self._workload.piece_len, scenario.seed)
+        observers: dict[WorkerRole, Observers] = {
+            "mixed": Observers(self._requests, self._end),
+            "prefill": Observers(legs.prefill, self._handovers.computed),
+            "decode": Observers(legs.decode, self._end_pair),
+        }
+        self.fleet = Fleet(
+            scenario, folder, self._workload.piece_len, self._clock, self._events, self._steps, observers,
+            self._handovers, leaps=leaps,
+        )  # fmt: skip
+        self._reports = Reports(scenario.routing, self.fleet, self.front, self._events, self._clock.now)
+        self._running: dict[int, tuple[SimRequest, Choice | Pair]] = {}
         self._arrivals: Iterator[SimRequest] = iter(())
         self._num_ended = 0
         self.on_progress: Callable[[int, float], None] | None = None
 
     def results(self) -> Results:
         """What came of it so far."""
-        return Results(self._scenario, self._requests, self._steps, self._cost.source)
+        return Results(self._scenario, self._requests, self._steps, self.fleet.cost_source, self._legs)
 
     def run(self) -> None:
         """Until nothing happens any more."""
@@ -113,58 +128,11 @@ class Simulation:
             clock.move_to(time_s)
             call()
 
-    # ---------------------------------------------------------------- the fleet
-
     def schedulers(self) -> Iterator[Scheduler]:
         """That of every rank, worker after worker."""
-        return (rank for groups in self._groups for group in groups for rank in group.ranks)
+        return self.fleet.schedulers()
 
-    def _worker(self, worker: int, *, leaps: bool) -> list[Group]:
-        """The groups of a worker: one of all its ranks in lockstep, else one for each."""
-        fleet = self._scenario.fleet
-        sizes = [fleet.ranks] if fleet.lockstep else [1] * fleet.ranks
-        groups, first = [], 0
-        for size in sizes:
-            groups.append(self._group(worker, first, size, leaps=leaps))
-            first += size
-        return groups
-
-    def _group(self, worker: int, first: int, size: int, *, leaps: bool) -> Group:
-        host, fleet = self._scenario.host, self._scenario.fleet
-
-        return Group(
-            worker * fleet.ranks + first,
-            [self._scheduler() for _ in range(size)],
-            self._cost,
-            HostCost(host.step_us / 1e6, host.row_us / 1e6),
-            self._events,
-            self._requests,
-            self._steps,
-            self._end,
-            leaps=leaps,
-        )
-
-    def _scheduler(self) -> Scheduler:
-        scenario = self._scenario
-        assert scenario.cache.num_pages is not None
-        info = ExecutorInfo(
-            model_type="sim",
-            vocab_size=1,
-            max_model_len=scenario.fleet.max_model_len,
-            page_size=scenario.cache.page_size,
-            num_pages=scenario.cache.num_pages,
-            eos_ids=(),
-            device="sim",
-            dtype="none",
-        )
-        return build_scheduler(scenario.scheduler, scenario.cache, info, self._clock)
-
-    def _group_of(self, worker: int, rank: int) -> tuple[Group, int]:
-        """The group that a rank steps with, and its place there."""
-        groups = self._groups[worker]
-        return (groups[0], rank) if len(groups) == 1 else (groups[rank], 0)
-
-    # ---------------------------------------------------------------- requests
+    # ---------------------------------------------------------------- requests come
 
     def _next_arrival(self) -> None:
         body = next(self._arrivals, None)
@@ -178,62 +146,75 @@ class Simulation:
     def _arrive(self, body: SimRequest) -> None:
         now = self._clock.now()
         index = self._requests.add(body, body.arrival_s)
-        if self._scenario.routing.report_interval_s == 0:
-            self._report()
-        choice = self.front.choose(body, index, now)
-        self._requests.worker[index], self._requests.rank[index] = choice.worker, choice.rank
-        group, place = self._group_of(choice.worker, choice.rank)
+        if self._legs is not None:
+            self._legs.add(body)
+        self._reports.someone_arrives(now)
+        choice = self.front.choose(body, now)
         self._running[index] = (body, choice)
-        key = (choice.worker, choice.rank)
-        self._busy[key] = self._busy.get(key, 0) + 1
-        self._start_reports()
         try:
-            group.add(place, self._content.request(index, body, now), now)
+            if isinstance(choice, Pair):
+                self._start_pair(index, body, choice, now)
+            else:
+                self._start(index, body, choice, now)
         except RequestError:
-            self._leave(index, 0, now)
+            self._refuse(index, now)
+
+    def _start(self, index: int, body: SimRequest, choice: Choice, now: float) -> None:
+        self._place(self._requests, index, choice)
+        seat = self.fleet.seat(choice.worker, choice.rank)
+        seat.group.add(seat.place, self.fleet.parts["mixed"].content.request(index, body, now), now)
+
+    def _start_pair(self, index: int, body: SimRequest, pair: Pair, now: float) -> None:
+        assert self._legs is not None
+        self._place(self._requests, index, pair.decode)
+        self._place(self._legs.prefill, index, pair.prefill)
+        prefill, decode = (self.fleet.seat(choice.worker, choice.rank) for choice in pair)
+        request = self.fleet.parts["decode"].content.request(index, body, now)
+        prompt = self.fleet.parts["prefill"].content.request(index, body._replace(output_len=1), now)
+        self._handovers.begin(prefill, prompt, decode, request, now)
+
+    def _place(self, columns: Requests, index: int, choice: Choice) -> None:
+        columns.worker[index], columns.rank[index] = choice.worker, choice.rank
+        self._reports.began(choice)
+
+    # ---------------------------------------------------------------- and go
 
     def _end(self, request: Request, now: float) -> None:
+        """A request has all its tokens."""
         num_output = self._requests.output_len[request.handle] = request.stop_len - request.num_prompt
-        self._leave(request.handle, num_output, now)
+        body, choice = self._running.pop(request.handle)
+        self._over(choice.decode if isinstance(choice, Pair) else choice, num_output, now)
+        self.front.learn(body.prompt_len, num_output)
+        self._follow(body, now)
         self._num_ended += 1
         if self.on_progress is not None:
             self.on_progress(self._num_ended, now)
 
-    def _leave(self, index: int, num_output: int, now: float) -> None:
-        """A request has ended, or was refused: what it leads to comes now."""
+    def _end_pair(self, request: Request, now: float) -> None:
+        assert self._legs is not None
+        self._legs.settle(request.handle, self._requests)
+        self._end(request, now)
+
+    def _handed(self, handle: int, now: float) -> None:
+        """The KV of a prompt has reached the decode rank."""
+        _, choice = self._running[handle]
+        if isinstance(choice, Pair):
+            self._over(choice.prefill, None, now)
+
+    def _refuse(self, index: int, now: float) -> None:
+        """A rank does not take a request."""
         body, choice = self._running.pop(index)
-        self.front.ended(choice, body.prompt_len, num_output, now)
-        self._busy[choice.worker, choice.rank] -= 1
+        for leg in choice if isinstance(choice, Pair) else (choice,):
+            self._over(leg, 0, now)
+        self.front.learn(body.prompt_len, 0)
+        self._follow(body, now)
+
+    def _over(self, choice: Choice, num_output: int | None, now: float) -> None:
+        self.front.over(choice, num_output, now)
+        self._reports.ended(choice)
+
+    def _follow(self, body: SimRequest, now: float) -> None:
+        """A request has ended, or was refused: what it leads to comes now."""
         following = self._workload.after(body, now)
         if following is not None:
             self._events.at(following.arrival_s, Priority.ARRIVE, lambda: self._arrive(following))
-
-    # ---------------------------------------------------------------- load reports
-
-    def _start_reports(self) -> None:
-        interval_s = self._scenario.routing.report_interval_s
-        if interval_s and not self._reports_on:
-            self._reports_on = True
-            self._events.at(self._clock.now() + interval_s, Priority.REPORT, self._report_and_next)
-
-    def _report_and_next(self) -> None:
-        self._report()
-        self._reports_on = False
-        if self._running:
-            self._start_reports()
-
-    def _report(self) -> None:
-        """Every rank that has requests, or had some at the last report, says how loaded it is."""
-        now, delay_s = self._clock.now(), self._scenario.routing.report_delay_s
-        for worker, rank in list(self._busy):
-            group, place = self._group_of(worker, rank)
-            load = group.load(place, now)
-            if delay_s:
-                self._events.at(now + delay_s, Priority.REPORT, self._later(worker, rank, load, now))
-            else:
-                self.front.report(worker, rank, load, now)
-            if not self._busy[worker, rank]:
-                del self._busy[worker, rank]
-
-    def _later(self, worker: int, rank: int, load: LoadCounters, taken_at: float) -> Callable[[], None]:
-        return lambda: self.front.report(worker, rank, load, taken_at)

@@ -35,13 +35,34 @@ def _more_than_0(name: str, value: float | None) -> None:
 
 @dataclass(frozen=True)
 class FleetConfig:
-    """Workers and their ranks; all are alike."""
+    """Workers and their ranks: those that serve requests alone, and those that serve them in pairs."""
 
     workers: int = 1
-    """Workers: model servers."""
+    """Workers: model servers; 0 when not given and there are prefill and decode workers."""
 
     ranks: int = 1
     """Data-parallel ranks of a worker."""
+
+    prefill_workers: int = 0
+    """Workers that compute prompts for decode workers."""
+
+    prefill_ranks: int = 1
+    """Data-parallel ranks of a prefill worker."""
+
+    decode_workers: int = 0
+    """Workers that compute outputs from the KV of prompts that prefill workers send."""
+
+    decode_ranks: int = 1
+    """Data-parallel ranks of a decode worker."""
+
+    transfer_gbps: float = 400.0
+    """Gigabits per second between a prefill rank and a decode rank; each carries one prompt's KV at a time."""
+
+    transfer_ms: float = 1.0
+    """Milliseconds that a transfer takes beside its bytes."""
+
+    kv_bytes_per_token: float = 131072.0
+    """Bytes of a token's KV: layers x 2 x KV heads x head size x bytes of a number; 131072 is Llama-3.1-8B in bf16."""
 
     lockstep: bool = False
     """Ranks of a worker step together: a step lasts as long as its slowest rank, as with mixture-of-experts models."""
@@ -50,8 +71,21 @@ class FleetConfig:
     """Most tokens of a request, prompt and output together."""
 
     def __post_init__(self) -> None:
-        at_least("workers", self.workers, 1, 100_000)
-        at_least("ranks", self.ranks, 1, 1024)
+        for name, value in vars(self).items():
+            if name.endswith("ranks"):
+                at_least(name.replace("_", "-"), value, 1, 1024)
+            elif name.endswith("workers"):
+                at_least(name.replace("_", "-"), value, 0, 100_000)
+        if bool(self.prefill_workers) != bool(self.decode_workers):
+            raise ConfigError(
+                f"prefill-workers: {self.prefill_workers} beside {self.decode_workers} decode-workers, "
+                "a request needs one of each"
+            )
+        if not (self.workers or self.prefill_workers):
+            raise ConfigError("workers: 0 is too few, at least 1 is allowed where no prefill and decode workers are")
+        _more_than_0("transfer-gbps", self.transfer_gbps)
+        within("transfer-ms", self.transfer_ms, 0, MAX_PRICE)
+        within("kv-bytes-per-token", self.kv_bytes_per_token, 0, MAX_PRICE)
         at_least("max-model-len", self.max_model_len, 2)
 
 
@@ -176,8 +210,15 @@ class RoutingConfig:
     worker_policy: str = "prefix_tokens"
     """Policy that chooses the worker; as of the gateway."""
 
+    prefill_policy: str | None = None
+    """Policy that chooses the prefill worker, when it is another one."""
+
+    decode_policy: str | None = None
+    """Policy that chooses the decode worker, when it is another one."""
+
     rank_policy: str = "minimum_tokens"
-    """Policy that chooses the rank of a worker; as of the gateway. "none": round robin, as engines do by themselves."""
+    """Policy that chooses the rank of a worker; as of the gateway. "none": round robin, as engines do by themselves;
+    "follow_room": by a number drawn at random for each request, as SGLang does for pairs."""
 
     report_interval_s: float = 1.0
     """Seconds between load reports; 0 has fresh ones for every choice."""
@@ -209,6 +250,25 @@ class ObjectivesConfig:
 
 
 @dataclass(frozen=True)
+class RoleConfig:
+    """What prefill ranks, or decode ranks, have instead of the scenario's sections of the same names."""
+
+    scheduler: SchedulerConfig
+    cache: CacheConfig
+    cost: CostConfig
+    host: HostConfig
+
+    def __post_init__(self) -> None:
+        if self.cache.num_pages is None:
+            raise ConfigError("cache.num-pages: it must be given, there is no memory to measure")
+        if self.scheduler.num_drafts:
+            raise ConfigError(f"scheduler.num-drafts: {self.scheduler.num_drafts} must be 0, there is no text to guess")
+
+
+SHARED = tuple(each.name for each in dataclasses.fields(RoleConfig))
+
+
+@dataclass(frozen=True)
 class Scenario:
     """A whole experiment."""
 
@@ -229,11 +289,18 @@ class Scenario:
     routing: RoutingConfig = field(default_factory=RoutingConfig)
     objectives: ObjectivesConfig = field(default_factory=ObjectivesConfig)
 
+    prefill: RoleConfig | None = None
+    """Sections of prefill ranks; in a file, what they have otherwise than the rest."""
+
+    decode: RoleConfig | None = None
+    """Sections of decode ranks; in a file, what they have otherwise than the rest."""
+
     def __post_init__(self) -> None:
-        if self.cache.num_pages is None:
-            raise ConfigError("cache.num-pages: it must be given, there is no memory to measure")
-        if self.scheduler.num_drafts:
-            raise ConfigError(f"scheduler.num-drafts: {self.scheduler.num_drafts} must be 0, there is no text to guess")
+        self.shared()
+
+    def shared(self) -> RoleConfig:
+        """The sections of ranks that have none of their own."""
+        return RoleConfig(self.scheduler, self.cache, self.cost, self.host)
 
 
 DEFAULTS = Scenario()
@@ -248,11 +315,19 @@ def read_scenario(path: Path, overrides: Iterable[str] = ()) -> Scenario:
 
 def make_scenario(table: dict[str, Any], overrides: Iterable[str] = ()) -> Scenario:
     """The scenario of a table as a file holds it; the table stays as it is."""
-    merged = merge(dataclasses.asdict(DEFAULTS), table, "")
+    defaults = dataclasses.asdict(DEFAULTS)
+    del defaults["prefill"], defaults["decode"], defaults["fleet"]["workers"]
+    merged = merge(defaults, table, "")
     if "workload" in table:  # the default's own loop is no part of another workload
         merged["workload"] = copy.deepcopy(table["workload"])
     for each in overrides:
         override(merged, each)
+    for role in ("prefill", "decode"):
+        if isinstance(own := merged.get(role), dict):
+            merged[role] = merge({name: merged[name] for name in SHARED}, own, f"{role}.")
+    fleet = merged["fleet"]
+    if isinstance(fleet, dict) and "workers" not in fleet:
+        fleet["workers"] = 0 if fleet["prefill_workers"] or fleet["decode_workers"] else 1
     return section(merged, Scenario, "")
 
 

@@ -63,13 +63,20 @@ def section(table: Any, kind: type[_Section], where: str) -> _Section:
             near = difflib.get_close_matches(name, hints, 1)
             hint = f", did you mean {where}{near[0]}?" if near else f": there are {', '.join(hints)}"
             raise ConfigError(f"{where}{key} is not a setting{hint}")
-        is_section = isinstance(hints[name], type) and dataclasses.is_dataclass(hints[name])
-        convert = section if is_section else _setting
-        found[name] = convert(value, hints[name], f"{where}{key}{'.' * is_section}")
+        inner = _section_of(hints[name])
+        if inner is None or (value is None and inner is not hints[name]):
+            found[name] = _setting(value, hints[name], f"{where}{key}")
+        else:
+            found[name] = section(value, inner, f"{where}{key}.")
     try:
         return kind(**found)
     except ConfigError as error:
         raise ConfigError(f"{where}{error}") from None
+
+
+def _section_of(hint: Any) -> Any:
+    """The dataclass that `hint` is, or that it is beside None; None when there is none."""
+    return next((each for each in (hint, *get_args(hint)) if dataclasses.is_dataclass(each)), None)
 
 
 def _setting(value: Any, hint: Any, where: str) -> Any:
