@@ -14,9 +14,10 @@ from equipoise.cli.help import TwoColumns
 from equipoise.cli.serve import serve
 from equipoise.cli.settings import check_environment, command_of_others, settings_sources
 from equipoise.cli.simulate import simulate
+from equipoise.cli.sweep import sweep
 from equipoise.errors import ConfigError, EquipoiseError
 
-WORDS = {"serve": "DIR", "simulate": "SCENARIO", "experiment": "NAME"}
+WORDS = {"serve": "DIR", "simulate": "SCENARIO", "experiment": "NAME", "sweep": "FILE"}
 """The words that are no flags, by command."""
 
 app = App(
@@ -34,6 +35,7 @@ app = App(
 app.command(serve)
 app.command(gateway)
 app.command(simulate)
+app.command(sweep)
 app.command(experiment)
 
 

@@ -158,9 +158,9 @@ GUARD = "if __name__ == '__main__':"
 def start(folder: Path, num: int, guard: str = GUARD) -> subprocess.Popen[str]:
     """Six jobs of `num` requests each, in a process of its own."""
     (folder / "script.py").write_text(SCRIPT.format(num=num, guard=guard), encoding="utf-8")
-    root = str(Path(__file__).parents[3])
+    root = Path(__file__).parents[3]
     pipe = subprocess.PIPE
-    env = {**os.environ, "PYTHONPATH": root}
+    env = {**os.environ, "PYTHONPATH": f"{root}/src:{root}"}
     words = [sys.executable, "script.py"]
     return subprocess.Popen(words, cwd=folder, env=env, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
 

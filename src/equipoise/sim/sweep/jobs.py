@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     OnProgress = Callable[[int, int], None]
     OnFailure = Callable[[Job, str], None]
 
-__all__ = ["Job", "run_jobs"]
+__all__ = ["Job", "missing", "run_jobs"]
 
 
 def run_jobs(
@@ -42,10 +42,10 @@ def run_jobs(
         found = {each: file.summaries[each] for each in same if each in file.summaries}
         num_done = sum(len(same[each]) for each in found)
         _tell(on_progress, num_done, len(jobs))
-        missing = {alike[0].key: each for each, alike in same.items() if each not in found}
-        with closing(outcomes([same[each][0] for each in missing.values()], num_processes)) as ended:
+        first = {alike[0].key: each for each, alike in same.items() if each not in found}
+        with closing(outcomes([same[each][0] for each in first.values()], num_processes)) as ended:
             for job, outcome in ended:
-                each = missing[job.key]
+                each = first[job.key]
                 if isinstance(outcome, Failure):
                     failures += _failed(same[each], outcome.message, on_failure)
                 else:
@@ -57,6 +57,12 @@ def run_jobs(
         raise EquipoiseError(f"{len(failures)} of {len(jobs)} simulations failed: {'; '.join(failures)}")
     by_key = {job.key: found[each] for each, alike in same.items() if each in found for job in alike}
     return {job.key: by_key[job.key] for job in jobs if job.key in by_key}
+
+
+def missing(jobs: Sequence[Job], kept: Path | None) -> list[Job]:
+    """Those of `jobs` that `run_jobs` would run: not kept, and each simulation once."""
+    with Kept(kept) as file:
+        return [alike[0] for each, alike in _by_digest(jobs).items() if each not in file.summaries]
 
 
 def _by_digest(jobs: Sequence[Job]) -> dict[str, list[Job]]:

@@ -1,0 +1,1 @@
+"""Sweeps to start from; see `equipoise sweep --example list`."""

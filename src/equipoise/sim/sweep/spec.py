@@ -1,0 +1,149 @@
+"""What a sweep is: a scenario, the fields that vary, policies that are compared, and the seeds they share."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from equipoise.config.checks import at_least
+from equipoise.errors import ConfigError
+from equipoise.sim.results import Requests, Steps
+from equipoise.sim.run import Results, Simulation
+from equipoise.sim.scenario import DEFAULTS, as_table, make_scenario
+from equipoise.sim.sweep.jobs import Job
+from equipoise.sim.sweep.values import Json, as_text
+
+if TYPE_CHECKING:
+    from equipoise.sim.scenario import Scenario
+
+METRICS = ("throughput_tok_s", "ttft_mean_ms", "tpot_mean_ms")
+"""What is compared unless other numbers are named."""
+PARETO = ("ttft_mean_ms", "throughput_tok_s")
+BASE = "base"
+"""The policy that changes nothing."""
+MOST_RUNS = 1_000_000
+
+Settings = Mapping[str, Json]
+"""Values by the fields' paths, "fleet.ranks"."""
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """All points, each with every policy and every seed.
+
+    base: the scenario as a file holds it; relative paths in it are under `folder`
+    axes: fields that vary together, each with its values; a point takes one row of every axis
+    policies: by name, what each sets beside the point; `baseline` is the one that others are compared with
+    """
+
+    base: Mapping[str, Any]
+    folder: Path = field(default_factory=Path)
+    fixed: Settings = field(default_factory=dict)
+    axes: Sequence[Sequence[Settings]] = ()
+    policies: Mapping[str, Settings] = field(default_factory=lambda: {BASE: {}})
+    baseline: str = BASE
+    seeds: Sequence[int] = (0,)
+    metrics: Sequence[str] = METRICS
+    pareto: tuple[str, str] = PARETO
+
+    def __post_init__(self) -> None:
+        if self.baseline not in self.policies:
+            raise ConfigError(f"baseline: {self.baseline!r} must be one of {', '.join(self.policies)}")
+        self._check_fields()
+        known = metric_names()
+        for name in (*self.metrics, *self.pareto):
+            if name not in known:
+                raise ConfigError(f"metrics: {name!r} must be one of {', '.join(known)}")
+        at_least("vary: points x policies x seeds", self.num_runs, 1, MOST_RUNS)
+
+    def _check_fields(self) -> None:
+        names = [name for axis in self.axes for name in axis[0]]
+        for name in names:
+            if names.count(name) > 1:
+                raise ConfigError(f"vary: {name} is there twice")
+        for policy, settings in self.policies.items():
+            for name in settings:
+                if name in names:
+                    raise ConfigError(f"policies: {policy} sets {name}, which is varied")
+        if "seed" in (*names, *(name for settings in self.policies.values() for name in settings)):
+            raise ConfigError("vary: seed is told by seeds: the same ones for every point and policy")
+
+    @property
+    def fields(self) -> list[str]:
+        """The varied fields."""
+        return [name for axis in self.axes for name in axis[0]]
+
+    @property
+    def num_runs(self) -> int:
+        """Points x policies x seeds."""
+        num = len(self.policies) * len(self.seeds)
+        for axis in self.axes:
+            num *= len(axis)
+        return num
+
+    @property
+    def name(self) -> str:
+        """That of the scenario."""
+        return str(self.fixed.get("name", self.base.get("name", DEFAULTS.name)))
+
+    def points(self) -> list[Settings]:
+        """Every combination of the axes' rows, the last axis first to change."""
+        return [{name: value for row in rows for name, value in row.items()} for rows in product(*self.axes)]
+
+    def scenario(self, point: Settings, policy: str, seed: int) -> Scenario:
+        """That of a run. Raises ConfigError that names the field."""
+        settings = {**self.fixed, **point, **self.policies[policy], "seed": seed}
+        try:
+            return make_scenario(
+                dict(self.base), [f"{name}={msgspec.json.encode(value).decode()}" for name, value in settings.items()]
+            )
+        except ConfigError as error:
+            raise ConfigError(f"{error} (at {key_of(point, policy, seed)})") from None
+
+    def jobs(self) -> list[Job]:
+        """Every run, seeds first to change. Raises ConfigError when any of them could not be built."""
+        found = []
+        checked: set[str] = set()
+        for point in self.points():
+            for policy in self.policies:
+                for seed in self.seeds:
+                    scenario = self.scenario(point, policy, seed)
+                    if seed == self.seeds[0]:
+                        _check(scenario, self.folder, key_of(point, policy, seed), checked)
+                    found.append(Job(key_of(point, policy, seed), scenario, self.folder))
+        return found
+
+
+def key_of(point: Settings, policy: str, seed: int) -> str:
+    """A run in words."""
+    return " / ".join([*([words(point)] if point else []), policy, f"seed {seed}"])
+
+
+def words(point: Settings) -> str:
+    """A point in words, "fleet.ranks=2 workload.rate=4"."""
+    return " ".join(f"{name}={as_text(value)}" for name, value in point.items())
+
+
+def metric_names() -> list[str]:
+    """The numbers of a simulation's summary."""
+    return list(Results(DEFAULTS, Requests(), Steps(), "").summary())
+
+
+def _check(scenario: Scenario, folder: Path, key: str, checked: set[str]) -> None:
+    """Build it with one rank, once for all points that differ in nothing else: names of policies and files are checked
+    before hours are spent. Raises ConfigError."""
+    alone = dataclasses.replace(scenario, fleet=dataclasses.replace(scenario.fleet, workers=1, ranks=1))
+    name = str(as_table(alone))
+    if name in checked:
+        return
+    checked.add(name)
+    try:
+        Simulation(alone, folder)
+    except ConfigError as error:
+        raise ConfigError(f"{error} (at {key})") from None
