@@ -66,9 +66,13 @@ POLICIES: Mapping[str, Callable[[int], Settings]] = {
 
 
 def experiment(options: Options) -> Experiment:
-    """The table that was published, then the whole map. Quick: the first, and a corner of the second."""
-    points = [*published_points(), *(QUICK if options.quick else map_points())]
-    trials = [trial for point in points for trial in trials_at(point)]
+    """The table that was published, then the whole map. Quick: the first on four ranks, and two
+    points of the second with half the requests."""
+    if options.quick:
+        trials = [*trials_at(next(published_points()))]
+        trials += [trial for point in QUICK for trial in trials_at(point, NUM_REQUESTS // 2)]
+    else:
+        trials = [trial for point in (*published_points(), *map_points()) for trial in trials_at(point)]
     return Experiment("balance", QUESTION, trials, tables, charts)
 
 
@@ -110,13 +114,13 @@ QUICK = (
 )
 
 
-def trials_at(point: Point) -> Iterator[Trial]:
+def trials_at(point: Point, num_requests: int = NUM_REQUESTS) -> Iterator[Trial]:
     """Every policy at `point`; those that this version lacks are left out."""
     known = {field.name for field in dataclasses.fields(SchedulerConfig)}
     for policy, settings_of in POLICIES.items():
         settings = settings_of(seats_of(point))
         if known.issuperset(settings):
-            yield Trial(point, policy, scenario_of(point, settings))
+            yield Trial(point, policy, scenario_of(point, settings, num_requests))
 
 
 def seats_of(point: Point) -> int:
@@ -124,7 +128,7 @@ def seats_of(point: Point) -> int:
     return max(2, round(int(point["concurrency"]) / int(point["ranks"]) / float(point["filled"])))
 
 
-def scenario_of(point: Point, settings: Settings) -> Scenario:
+def scenario_of(point: Point, settings: Settings, num_requests: int = NUM_REQUESTS) -> Scenario:
     """The scenario of a point with these settings of the scheduler."""
     fit, (prompt, output) = FITS[str(point["cost"])], SHAPES[str(point["shape"])]
     seats = seats_of(point)
@@ -132,7 +136,7 @@ def scenario_of(point: Point, settings: Settings) -> Scenario:
         {
             "fleet": {"ranks": point["ranks"], "lockstep": True},
             "workload": {
-                "num_requests": NUM_REQUESTS,
+                "num_requests": num_requests,
                 "concurrency": point["concurrency"],
                 "prompt": {"mean": prompt},
                 "output": {"mean": output, "spread": point["spread"]},

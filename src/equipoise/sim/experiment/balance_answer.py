@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from equipoise.sim.experiment.gains import Compared, spread_of
+from equipoise.sim.experiment.gains import Compared, has, spread_of
 from equipoise.sim.experiment.rows import Table, by_point, name_of
 from equipoise.sim.experiment.show import number, percent
+from equipoise.sim.report.charts import Axis, bars, intervals, pareto
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from altair import Chart
-
     from equipoise.sim.experiment.rows import Point, Row
+    from equipoise.sim.report.charts import Row as Drawn
+    from equipoise.sim.report.page import Chart
 
 BASELINE, OURS = "none", "rent or buy"
 TOK_S, TTFT = "throughput_tok_s", "ttft_mean_ms"
@@ -82,11 +83,7 @@ def axes_table(compared: Compared) -> Table:
     lines = []
     for axis in AXES:
         for value in compared.values_of(axis):
-
-            def has_value(point: Point, axis: str = axis, value: object = value) -> bool:
-                return point[axis] == value
-
-            gains = (list(compared.gains(policy, TOK_S, has_value).values()) for policy in policies)
+            gains = (list(compared.gains(policy, TOK_S, has(axis, value)).values()) for policy in policies)
             lines.append((f"{axis} {value}", *(percent(spread_of(found).median) for found in gains)))
     return Table("Median gain by axis", ("", *policies), lines)
 
@@ -103,11 +100,11 @@ def extremes_table(compared: Compared) -> Table:
 
 def bars_table(compared: Compared) -> Table:
     """What was asked of ours, and what came."""
-    lines = [(name, bar, value, "met" if is_met else "missed") for name, bar, value, is_met in bars(compared)]
+    lines = [(name, bar, value, "met" if is_met else "missed") for name, bar, value, is_met in reached(compared)]
     return Table(f"Bars for {OURS}", ("", "bar", "is", ""), lines)
 
 
-def bars(compared: Compared) -> Iterator[tuple[str, str, str, bool]]:
+def reached(compared: Compared) -> Iterator[tuple[str, str, str, bool]]:
     """Each bar: what, its value, what was reached, whether that meets it."""
     above = compared.over_best(OURS, _others(compared), TOK_S)
     spread = spread_of(list(above.values()))
@@ -129,8 +126,35 @@ def bars(compared: Compared) -> Iterator[tuple[str, str, str, bool]]:
 
 
 def charts(rows: Sequence[Row]) -> Mapping[str, Chart]:
-    """Gain by ranks, and gain against TTFT."""
-    return {}
+    """Gains of each policy: their range, against TTFT, by ranks and by spread; percent over no gate."""
+    compared = Compared([row for row in rows if row.point["part"] == "map"], BASELINE)
+    ranges = [_range(compared, policy) for policy in compared.policies]
+    gain, policy = Axis("gain", "median gain in throughput over no gate, %"), Axis("policy", "")
+    return {
+        "range": intervals(ranges, Axis("gain", "gain in throughput, %: median, worst to best"), policy, "low", "high"),
+        "ttft": pareto(
+            ranges, Axis("ttft", "median of mean TTFT over ungated", zero=False), gain, by="policy", label="policy"
+        ),
+        "ranks": bars(_median_gains(compared, "ranks"), Axis("ranks", "ranks"), gain, by="policy"),
+        "spread": bars(
+            _median_gains(compared, "spread"), Axis("spread", "spread of output lengths"), gain, by="policy"
+        ),
+    }
+
+
+def _range(compared: Compared, policy: str) -> Drawn:
+    gain = spread_of([100 * each for each in compared.gains(policy, TOK_S).values()])
+    ttft = spread_of(list(compared.ratios(policy, TTFT).values())).median
+    return {"policy": policy, "gain": gain.median, "low": gain.worst, "high": gain.best, "ttft": ttft}
+
+
+def _median_gains(compared: Compared, axis: str) -> list[Drawn]:
+    return [
+        {axis: str(value), "policy": policy, "gain": 100 * spread_of(gains).median}
+        for value in compared.values_of(axis)
+        for policy in compared.policies
+        if (gains := list(compared.gains(policy, TOK_S, has(axis, value)).values()))
+    ]
 
 
 def _others(compared: Compared) -> list[str]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from equipoise.errors import ConfigError
 from equipoise.sim.experiment.show import as_markdown
+from equipoise.sim.report.charts import check_can_draw, save_svg
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,8 +22,7 @@ BEGIN, END = "<!-- results: written by the command -->", "<!-- end of results --
 
 def check_can_save(folder: Path) -> None:
     """Make `folder` before an hour is spent on rows. Raises ConfigError when plots could not be written there."""
-    if find_spec("altair") is None or find_spec("vl_convert") is None:
-        raise ConfigError("out: plots need altair and vl-convert: install equipoise[sim], or take the rows by --json")
+    check_can_draw("out")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -43,8 +42,6 @@ def save(experiment: Experiment, rows: Sequence[Row], folder: Path, command: str
     """Write NAME.json, NAME-*.svg and the results on NAME.md into `folder`, which exists.
 
     `command` made them, and the page says so."""
-    from equipoise.sim.report.charts import save_svg
-
     save_rows(rows, folder / f"{experiment.name}.json")
     plots = []
     for name, chart in experiment.charts(rows).items():

@@ -26,6 +26,11 @@ def spread_of(values: Sequence[float]) -> Spread:
     return Spread(median(values), min(values), max(values))
 
 
+def has(axis: str, value: Value) -> Callable[[Point], bool]:
+    """Whether a point has `value` on `axis`."""
+    return lambda point: point[axis] == value
+
+
 class Compared:
     """Rows by point and policy, each a mean over seeds; points that lack the baseline are left out.
 

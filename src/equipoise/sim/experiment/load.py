@@ -20,13 +20,14 @@ from equipoise.sched.ledger import Ledger
 from equipoise.sim.experiment.measure import MOST_CALLS, in_turns, machine
 from equipoise.sim.experiment.rows import Experiment, Options, Row, Table, by_point, points_of
 from equipoise.sim.experiment.show import number
+from equipoise.sim.report.charts import Axis, lines
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from altair import Chart
-
     from equipoise.sched.scheduler import Scheduler
+    from equipoise.sim.report.charts import Row as Drawn
+    from equipoise.sim.report.page import Chart
 
 QUESTION = "What does a load report cost, by the length of the queue, from counters and by counting anew?"
 COUNTERS, ONE_SUM, RESCAN, MOVES = "counters", "one sum", "all sums", "upkeep"
@@ -100,7 +101,13 @@ def tables(rows: Sequence[Row]) -> list[Table]:
 
 def charts(rows: Sequence[Row]) -> Mapping[str, Chart]:
     """Microseconds against queue length."""
-    return {}
+    drawn: list[Drawn] = [
+        {"waiting": int(row.point["num_waiting"]), "us": row["least_us"], "way": row.policy}
+        for row in rows
+        if row.policy != MOVES
+    ]
+    waiting, us = Axis("waiting", "requests waiting", log=True), Axis("us", "microseconds of a report", log=True)
+    return {"cost": lines(drawn, waiting, us, by="way", dots=True)}
 
 
 def _scheduler(num_waiting: int) -> Scheduler:

@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from equipoise.sim.experiment.rows import Experiment, Options, Table, Trial, by_point, points_of
 from equipoise.sim.experiment.show import number, percent
+from equipoise.sim.report.charts import Axis, lines
 from equipoise.sim.scenario import make_scenario
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from altair import Chart
-
     from equipoise.sim.experiment.rows import Point, Row, Value
+    from equipoise.sim.report.charts import Row as Drawn
+    from equipoise.sim.report.page import Chart
     from equipoise.sim.scenario import Scenario
 
 QUESTION = "What does planning the next step while this one runs gain, by what planning costs?"
@@ -178,5 +179,14 @@ def _planners_table(rows: Sequence[Row], curve: Sequence[tuple[float, float, flo
 
 
 def charts(rows: Sequence[Row]) -> Mapping[str, Chart]:
-    """The curve."""
-    return {}
+    """The curve, with the published gains on it."""
+    curve = curve_of(rows)
+    drawn: list[Drawn] = [
+        {"share": 100 * share, "gain": 100 * value, "what": what}
+        for share, gain, bound in curve
+        for what, value in (("at most", bound), ("simulated", gain))
+    ]
+    published = {percent(gain, digits=0): share_at(curve, gain) for gain in PUBLISHED}
+    marked = {f"published {gain}": 100 * share for gain, share in published.items() if share is not None}
+    share, gain = Axis("share", "planning over step time, %", log=True), Axis("gain", "gain of depth 1, %")
+    return {"gain": lines(drawn, share, gain, by="what", dots=True, marked=marked)}

@@ -15,14 +15,15 @@ import numpy as np
 from equipoise.sim.experiment.measure import in_turns, machine
 from equipoise.sim.experiment.rows import Experiment, Options, Row, Table, Trial, by_point, points_of
 from equipoise.sim.experiment.show import number, percent
+from equipoise.sim.report.charts import Axis, lines
 from equipoise.sim.scenario import make_scenario
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from altair import Chart
-
     from equipoise.sim.experiment.rows import Point, Value
+    from equipoise.sim.report.charts import Row as Drawn
+    from equipoise.sim.report.page import Chart
     from equipoise.sim.scenario import Scenario
 
     Policies = Mapping[str, Mapping[str, float]]
@@ -166,5 +167,16 @@ def _writes(rows: Sequence[Row]) -> list[Table]:
 
 
 def charts(rows: Sequence[Row]) -> Mapping[str, Chart]:
-    """What has to be saved, by page and step."""
-    return {}
+    """What alignment costs, by page and step."""
+    simulated = [row for row in rows if WRITES not in row.point]
+    found, points = by_point(simulated), points_of(simulated)
+    drawn: list[Drawn] = [
+        {
+            "step": _axis(point, "max_step_tokens"),
+            "page": f"pages of {point['page_size']}",
+            "cost": 100 * gain_of(found[name], ALIGNED),
+        }
+        for name, point in points.items()
+    ]
+    step = Axis("step", "tokens of a step", log=True)
+    return {"cost": lines(drawn, step, Axis("cost", "throughput of aligned chunks, %"), by="page", dots=True)}

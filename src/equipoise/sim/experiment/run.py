@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from equipoise.errors import ConfigError
+from equipoise.errors import ConfigError, EquipoiseError
 from equipoise.sim.experiment.rows import Row
 from equipoise.sim.sweep.jobs import Job, run_jobs
 
@@ -27,15 +27,21 @@ def run_experiment(
     """The rows of every trial, in the trials' order, for each of `num_seeds` seeds; then those that are measured.
 
     `kept`: a file to which finished simulations are appended, and which a run that was ended goes on from.
-    `on_progress(num_done, num_jobs)` is called as simulations end."""
+    `on_progress(num_done, num_jobs)` is called as simulations end. Raises EquipoiseError when one
+    of them fails, after all the others."""
     jobs = dict(_jobs(experiment, num_seeds))
     if len(jobs) < len(experiment.trials) * num_seeds:
         raise ConfigError(f"experiment: two trials of {experiment.name} have one name")
-    found = {}
-    if jobs:
-        found = run_jobs(
-            [job for job, _, _ in jobs.values()], num_processes=num_processes, kept=kept, on_progress=on_progress
-        )
+    failed: list[str] = []
+    found = run_jobs(
+        [job for job, _, _ in jobs.values()],
+        num_processes=num_processes,
+        kept=kept,
+        on_progress=on_progress,
+        on_failure=lambda job, message: failed.append(f"{job.key}: {message}"),
+    )
+    if failed:
+        raise EquipoiseError(f"{len(failed)} of {len(jobs)} simulations failed, the first is {failed[0]}")
     rows = [_row(found[key], experiment, trial, seed) for key, (_, trial, seed) in jobs.items()]
     return [*rows, *(experiment.measured() if experiment.measured else ())]
 

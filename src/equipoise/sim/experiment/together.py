@@ -18,7 +18,7 @@ from equipoise.config import SchedulerConfig
 from equipoise.errors import ConfigError
 from equipoise.sim.experiment.balance import FITS
 from equipoise.sim.experiment.rows import METRICS, Experiment, Options, Trial
-from equipoise.sim.experiment.together_answer import ALL, LEFT_OUT, PLAIN, charts, tables
+from equipoise.sim.experiment.together_answer import ALL, BELOW, LEFT_OUT, OVER, PLAIN, charts, tables
 from equipoise.sim.scenario import make_scenario
 from equipoise.sim.tables import merge
 
@@ -80,7 +80,7 @@ TRACES = {
         0.06,
     ),
 }
-LOADS = {"0.7 of capacity": 0.7, "over capacity": 3.0}
+LOADS = {BELOW: 0.7, OVER: 3.0}
 """Arrivals over `plain_rate`; with the second no policy ever lacks requests until the last have come."""
 AHEAD: Settings = {"scheduler": {"depth": 1}}
 ROUTED: Settings = {"routing": {"worker_policy": "least_tokens", "rank_policy": "minimum_tokens"}}
@@ -104,11 +104,12 @@ def experiment(options: Options) -> Experiment:
 
 
 def _points(options: Options) -> Iterator[Point]:
-    loads = ("over capacity",) if options.quick else tuple(LOADS)
+    loads = (OVER,) if options.quick else tuple(LOADS)
     for name, trace in TRACES.items():
         for ranks in RANKS[:1] if options.quick else RANKS:
             if options.traces is not None or ranks * trace.per_rank <= trace.head_len:
-                yield from ({"trace": name, "load": load, "ranks": ranks} for load in loads)
+                for load in loads:
+                    yield {"trace": name, "load": load, "ranks": ranks}
 
 
 def _trials_at(point: Point, options: Options) -> Iterator[Trial]:

@@ -5,21 +5,23 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from equipoise.sim.experiment.gains import Compared, spread_of
+from equipoise.sim.experiment.gains import Compared, has, spread_of
 from equipoise.sim.experiment.rows import Row, Table
 from equipoise.sim.experiment.show import percent
+from equipoise.sim.report.charts import Axis, bars
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from altair import Chart
+    from collections.abc import Mapping, Sequence
 
     from equipoise.sim.experiment.rows import Point
+    from equipoise.sim.report.charts import Row as Drawn
+    from equipoise.sim.report.page import Chart
 
 PLAIN, ALL, LEFT_OUT = "plain", "all", "all but "
-METRIC = {"over capacity": "throughput_tok_s", "0.7 of capacity": "requests_per_s"}
+OVER, BELOW = "over capacity", "0.7 of capacity"
+METRIC = {OVER: "throughput_tok_s", BELOW: "requests_per_s"}
 """What is compared at a load: output tokens of the fleet, or 1 over the mean time from arrival to end."""
-SHOWN = {"over capacity": "throughput", "0.7 of capacity": "1 / E2E time"}
+SHOWN = {OVER: "throughput", BELOW: "1 / E2E time"}
 
 
 def tables(rows: Sequence[Row]) -> list[Table]:
@@ -53,7 +55,7 @@ def by_feature(compared: Compared) -> Table:
     for policy in (*singles(compared), ALL):
         cells = []
         for load in loads:
-            where, metric = _at(load), METRIC[load]
+            where, metric = has("load", load), METRIC[load]
             cells.append(percent(spread_of(list(compared.gains(policy, metric, where).values())).median))
             cells.append(_without(compared, policy, load))
         ttft = spread_of(list(compared.ratios(policy, "ttft_mean_ms").values())).median
@@ -69,7 +71,7 @@ def singles(compared: Compared) -> list[str]:
 
 def _without(compared: Compared, policy: str, load: str) -> str:
     """What all features lose when `policy` is left out, in the median; "-" when that was not tried."""
-    left, where, metric = LEFT_OUT + policy, _at(load), METRIC[load]
+    left, where, metric = LEFT_OUT + policy, has("load", load), METRIC[load]
     if left not in compared.policies:
         return "-"
     lost = compared.ratios(left, metric, where)
@@ -77,14 +79,24 @@ def _without(compared: Compared, policy: str, load: str) -> str:
     return percent(spread_of([lost[name] / every[name] - 1 for name in lost]).median) if lost else "-"
 
 
-def _at(load: str) -> Callable[[Point], bool]:
-    return lambda point: point["load"] == load
-
-
 def _fleet(point: Point) -> str:
     return f"{point['trace']}, {point['ranks']} ranks, {point['load']}"
 
 
 def charts(rows: Sequence[Row]) -> Mapping[str, Chart]:
-    """Gains of the best and of all by ranks."""
-    return {}
+    """For each load, the gain of the best feature alone and of all, by fleet."""
+    compared = Compared([_with_speed(row) for row in rows], PLAIN)
+    drawn: dict[str, list[Drawn]] = {}
+    for name, point in compared.points.items():
+        load = str(point["load"])
+        gains = {policy: compared.gains(policy, METRIC[load])[name] for policy in (*singles(compared), ALL)}
+        every = gains.pop(ALL)
+        fleet = f"{point['trace']} {point['ranks']}"
+        for what, gain in (("best alone", max(gains.values())), (ALL, every)):
+            drawn.setdefault(load, []).append({"fleet": fleet, "what": what, "gain": 100 * gain})
+    return {
+        ("over" if load == OVER else "below"): bars(
+            each, Axis("fleet", "trace and ranks"), Axis("gain", f"gain in {SHOWN[load]}, %"), by="what"
+        )
+        for load, each in drawn.items()
+    }
