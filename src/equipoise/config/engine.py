@@ -230,6 +230,10 @@ class RanksConfig:
     dp_size: int = 1
     """Data-parallel ranks: processes that hold the whole model each and share the requests."""
 
+    lockstep: bool = False
+    """Ranks step together, as with mixture-of-experts models: each step begins when all have told the others their
+    state, and lasts as long as its slowest rank."""
+
     rank_policy: str = "minimum_tokens"
     """Who gets a request: minimum_tokens, round_robin, or your own, an entry point or "module:attribute"."""
 

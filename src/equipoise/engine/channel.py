@@ -104,6 +104,10 @@ class Channel(Generic[_In, _Out]):
         except zmq.Again:
             return None
 
+    def watch(self, file: int) -> None:
+        """Let a waiting `receive` return when `file`, a descriptor, can be read, too."""
+        self._poller.register(file, zmq.POLLIN)
+
     def send(self, message: _Out) -> None:
         """See LoopChannel."""
         self._out.send(self._encoder.encode(message))

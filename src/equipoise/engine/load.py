@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from equipoise.engine.messages import RankLoad
+from equipoise.engine.messages import GroupLoad, RankLoad
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from equipoise.engine.exchange import Exchange
     from equipoise.sched.scheduler import Scheduler
 
 WINDOW_S = 1.0
@@ -17,16 +18,23 @@ WINDOW_S = 1.0
 
 
 class LoadMeter:
-    """Reads a scheduler's counters and turns them into rates."""
+    """Reads a scheduler's counters and turns them into rates.
 
-    def __init__(self, scheduler: Scheduler, dp_rank: int, unix_time: Callable[[], float] = time.time) -> None:
+    step_s: of the last steps, on average
+    wait_s: seconds of all steps in which this rank had done its part and waited for its group"""
+
+    def __init__(
+        self, scheduler: Scheduler, dp_rank: int, exchange: Exchange, unix_time: Callable[[], float] = time.time
+    ) -> None:
         self._scheduler = scheduler
+        self._exchange = exchange
         self._dp_rank = dp_rank
         self._unix_time = unix_time
         self._window_start = unix_time()
         self._window_tokens = 0
         self._throughput = 0.0
         self.step_s = 0.0
+        self.wait_s = 0.0
 
     def measure(self) -> RankLoad:
         """Load now, in O(1)."""
@@ -61,7 +69,12 @@ class LoadMeter:
             total_aborted=totals.aborted,
             step_ms=self.step_s * 1e3,
             paused=self._scheduler.paused,
+            group=self._group(),
         )
+
+    def _group(self) -> GroupLoad | None:
+        totals = self._exchange.totals
+        return GroupLoad(totals.num, totals.seconds, self.wait_s) if totals.num else None
 
     def _rate(self, now: float, num_tokens: int) -> float:
         """Output tokens per second over the last full window."""

@@ -1,9 +1,13 @@
 """The loop of a rank: messages in, plans to the executor, one message out per step.
 
-    receive ──> wake what was prepared ──> expire ──> launch a plan ──> land the oldest ──> publish
+    receive ──> wake what was prepared ──> expire ──> meet the group ──> launch a plan ──> land the oldest ──> publish
 
 Up to `scheduler.depth` plans run ahead of the results: with depth 1 the next step is planned and submitted
 while the executor works on this one.
+
+In lockstep a rank meets the others of its group in every turn in which one of them has something to run or to land,
+and launches a step then, without rows if its plan is empty. There is one such place in a turn, after the step of the
+turn before, and nothing on the way to it depends on what this rank has to run.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from equipoise.engine.exchange import Alone
 from equipoise.engine.load import LoadMeter
 from equipoise.engine.messages import (
     Abort,
@@ -29,21 +34,26 @@ from equipoise.engine.messages import (
 )
 from equipoise.errors import InvalidValueError, RequestError
 from equipoise.request import Request
+from equipoise.sched.plan import StepPlan
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from equipoise.clock import Clock
     from equipoise.engine.channel import LoopChannel
+    from equipoise.engine.exchange import Exchange
     from equipoise.engine.messages import ToRank
     from equipoise.exec.protocol import Executor, StepHandle, StepOutput
-    from equipoise.sched.plan import StepPlan, StepResult
+    from equipoise.sched.plan import StepResult
     from equipoise.sched.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
 
 RETRY_S = 0.05
 """Seconds to wait when there is work but no plan came of it."""
+
+IDLE = StepPlan(0)
+"""What a rank of a lockstep group runs when it has nothing to run and others have."""
 
 STEP_TIME_WEIGHT = 0.2
 """Weight of the newest step in the moving average of step times."""
@@ -53,16 +63,25 @@ class EngineLoop:
     """Runs one rank in the calling thread, until a Stop message."""
 
     def __init__(
-        self, scheduler: Scheduler, executor: Executor, channel: LoopChannel, clock: Clock, dp_rank: int = 0
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        channel: LoopChannel,
+        clock: Clock,
+        dp_rank: int = 0,
+        exchange: Exchange | None = None,
     ) -> None:
+        """`exchange`: with the other ranks of a lockstep group; None for a rank by itself."""
         self._scheduler = scheduler
         self._executor = executor
         self._channel = channel
         self._clock = clock
-        self._meter = LoadMeter(scheduler, dp_rank)
+        self._exchange: Exchange = exchange or Alone()
+        self._meter = LoadMeter(scheduler, dp_rank, self._exchange)
         self._outstanding: deque[tuple[StepPlan, StepHandle, float]] = deque()
         self._preparing: dict[int, Future[None]] = {}
         self._ended: list[Finished] = []
+        self._num_real = 0  # outstanding steps that have rows
         self._num_added = 0
         self._has_news = False  # requests came or ended since the last message
         self._is_idle = True
@@ -77,6 +96,7 @@ class EngineLoop:
         """Serve until told to stop. Raises what a step raised: the rank cannot go on then."""
         while not self._is_stopping:
             self.turn()
+        self._exchange.leave()
         while self._outstanding:
             self._land()
 
@@ -86,13 +106,13 @@ class EngineLoop:
         self._settle_prepared()
         self._expire()
         launched = self._launch()
-        must_land = bool(self._outstanding) and (not launched or len(self._outstanding) > self._scheduler.depth)
+        must_land = len(self._outstanding) > self._scheduler.depth or (self._num_real > 0 and not launched)
         if must_land:
             self._land()
-        elif self._has_news:
+        if self._has_news:
             self._publish()
         # A step that landed, or a plan that came to nothing but preemptions, may have made room for another.
-        self._is_idle = not launched and not must_land and not self._has_preempted
+        self._is_idle = not self._num_real and not must_land and not self._has_preempted
 
     def load(self) -> RankLoad:
         """The rank's load now."""
@@ -102,7 +122,8 @@ class EngineLoop:
 
     def _receive(self) -> None:
         """Take every message that is there; wait for one only when there is nothing else to do."""
-        message = self._channel.receive(self._patience() if self._is_idle else 0)
+        may_wait = self._is_idle and self._exchange.rest()
+        message = self._channel.receive(self._patience() if may_wait else 0)
         while message is not None:
             self._handle(message)
             message = self._channel.receive(0)
@@ -209,21 +230,32 @@ class EngineLoop:
     # ---------------------------------------------------------------- steps
 
     def _launch(self) -> bool:
-        """Plan and submit a step; False when there is nothing to run."""
+        """Plan and submit a step; False when there is none to take part in."""
         self._has_preempted = False
-        if self._is_stopping or not self._scheduler.has_work:
+        has_work = self._scheduler.has_work
+        if self._is_stopping or not self._exchange.is_due(has_work=has_work or self._num_real > 0):
             return False
-        plan = self._scheduler.schedule()
-        self._has_preempted = bool(plan.preempted)
-        if plan.is_empty:
+        ranks = self._exchange.meet(self._scheduler.state)
+        if has_work:
+            plan = self._scheduler.schedule(ranks)
+            self._has_preempted = bool(plan.preempted)
+            if not plan.is_empty:
+                self._num_real += 1
+                self._outstanding.append((plan, self._executor.submit(plan), self._clock.now()))
+                return True
+        if ranks is None:
             return False
-        self._outstanding.append((plan, self._executor.submit(plan), self._clock.now()))
+        self._outstanding.append((IDLE, self._executor.submit_idle(), self._clock.now()))
         return True
 
     def _land(self) -> None:
         """Wait for the oldest outstanding step, reconcile and publish."""
         plan, handle, submitted_at = self._outstanding.popleft()
         output = handle.result()
+        if plan is IDLE:
+            return
+        self._num_real -= 1
+        self._meter.wait_s += output.wait_s
         self._time_step(submitted_at)
         for failed, error in output.failed.items():
             self._end(failed, Finished(failed, "error", error=error, status=400))

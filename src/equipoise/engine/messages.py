@@ -58,6 +58,17 @@ class Stop(msgspec.Struct, tag="stop"):
 ToRank = Add | Abort | Call | Stop
 
 
+class GroupLoad(msgspec.Struct, array_like=True):
+    """What being in step with others cost a rank of a lockstep group, since it started.
+
+    total_exchanges, total_exchange_s: exchanges of states, and the seconds that it spent in them
+    total_wait_s: seconds of steps in which it had done its part and waited for the slowest"""
+
+    total_exchanges: int
+    total_exchange_s: float
+    total_wait_s: float
+
+
 class RankLoad(msgspec.Struct):
     """A rank's load and counters at one moment. `num_tokens` = used + waiting. Times are unix seconds.
 
@@ -98,6 +109,7 @@ class RankLoad(msgspec.Struct):
     num_reserved_tokens: int = 0
     num_sent_reqs: int = 0
     num_sent_tokens: int = 0
+    group: GroupLoad | None = None
 
 
 class Finished(msgspec.Struct, array_like=True):

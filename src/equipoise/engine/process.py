@@ -22,6 +22,7 @@ import msgspec
 from equipoise.clock import WallClock
 from equipoise.config.engine import EngineConfig
 from equipoise.engine.channel import Addresses, Channel, rank_end
+from equipoise.engine.exchange import BoardClock, BoardExchange, GroupSpec
 from equipoise.engine.loop import EngineLoop
 from equipoise.engine.messages import Failed, FromRank, Ready, ToRank
 from equipoise.errors import ConfigError
@@ -49,7 +50,8 @@ class RankSpec(msgspec.Struct, frozen=True):
     """What a rank process is told at its start. Folders in `config` are absolute.
 
     vocabulary: what the sim executor knows of the tokenizer
-    ranks_per_gpu: how many ranks share this one's GPU, itself counted"""
+    ranks_per_gpu: how many ranks share this one's GPU, itself counted
+    group: the lockstep group that it is in, if any"""
 
     config: EngineConfig
     addresses: Addresses
@@ -58,6 +60,7 @@ class RankSpec(msgspec.Struct, frozen=True):
     log_level: str = "warning"
     vocabulary: SimVocabulary | None = None
     ranks_per_gpu: int = 1
+    group: GroupSpec | None = None
 
 
 def main() -> int:
@@ -99,9 +102,12 @@ def _serve(spec: RankSpec, channel: Channel[ToRank, FromRank], started_at: float
     for rule in spec.config.scheduler.rules:
         # a misspelt rule must not cost the minutes that a large model takes to load
         find_factory("rule", rule, ENTRY_POINTS)
-    executor = build_executor(spec, clock)
+    exchange = None if spec.group is None else BoardExchange(spec.group, spec.dp_rank)
+    executor = build_executor(spec, clock, exchange)
+    if exchange is not None:
+        channel.watch(exchange.bell.fileno())
     try:
-        loop, scheduler = _build_loop(spec, executor, channel, clock)
+        loop, scheduler = _build_loop(spec, executor, channel, clock, exchange)
         info = msgspec.structs.replace(executor.info, max_model_len=scheduler.max_model_len)
         startup_s = time.monotonic() - started_at
         channel.send(Ready(spec.dp_rank, os.getpid(), info, scheduler.max_running, startup_s))
@@ -113,27 +119,32 @@ def _serve(spec: RankSpec, channel: Channel[ToRank, FromRank], started_at: float
 
 
 def _build_loop(
-    spec: RankSpec, executor: Executor, channel: Channel[ToRank, FromRank], clock: Clock
+    spec: RankSpec,
+    executor: Executor,
+    channel: Channel[ToRank, FromRank],
+    clock: Clock,
+    exchange: BoardExchange | None,
 ) -> tuple[EngineLoop, Scheduler]:
     """Raises ConfigError for settings that cannot work together or that ask for more memory than there is."""
     settings = spec.config.scheduler
     try:
         scheduler = build_scheduler(settings, spec.config.cache, executor.info, clock)
-        return EngineLoop(scheduler, executor, channel, clock, spec.dp_rank), scheduler
+        return EngineLoop(scheduler, executor, channel, clock, spec.dp_rank, exchange), scheduler
     except MemoryError as error:
         raise ConfigError(
             f"max-running: no memory for {settings.max_running} seats and {executor.info.num_pages} KV pages: {error}"
         ) from error
 
 
-def build_executor(spec: RankSpec, clock: Clock) -> Executor:
-    """The executor that the settings ask for. Raises ConfigError or CheckpointError."""
+def build_executor(spec: RankSpec, clock: Clock, exchange: BoardExchange | None = None) -> Executor:
+    """The executor that the settings ask for; `exchange`: in lockstep. Raises ConfigError or CheckpointError."""
     config = spec.config
     if config.model.executor == "sim":
         hidden = () if spec.vocabulary is None else spec.vocabulary.hidden_ids
         info = sim_info(config, spec.vocabulary)
         cost = build_cost(config.cost, Path())
-        return SimExecutor(info, cost, clock, seed=config.sim.sim_seed, hidden_ids=hidden)
+        group = None if exchange is None else BoardClock(exchange)
+        return SimExecutor(info, cost, clock, seed=config.sim.sim_seed, hidden_ids=hidden, group=group)
     try:
         from equipoise.exec.torch.executor import build_torch_executor
     except ModuleNotFoundError as error:

@@ -16,6 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from equipoise.engine.channel import Addresses, server_end
 from equipoise.engine.messages import Call, Failed, FromRank, Ready, Reply, Stop, ToRank
 from equipoise.engine.process import RankSpec, spec_bytes
@@ -25,6 +27,7 @@ from equipoise.obs.log import current_level
 
 if TYPE_CHECKING:
     from equipoise.config.engine import EngineConfig
+    from equipoise.engine.group import GroupHost
     from equipoise.exec.sim import SimVocabulary
 
 log = logging.getLogger(__name__)
@@ -46,8 +49,14 @@ class RankProcess:
     death: how it ended, in one line; None while it lives
     """
 
-    def __init__(self, config: EngineConfig, vocabulary: SimVocabulary | None = None, dp_rank: int = 0) -> None:
-        """Folders in `config` are absolute."""
+    def __init__(
+        self,
+        config: EngineConfig,
+        vocabulary: SimVocabulary | None = None,
+        dp_rank: int = 0,
+        group: GroupHost | None = None,
+    ) -> None:
+        """Folders in `config` are absolute. `group`: that the rank is in lockstep with, if any."""
         self.dp_rank = dp_rank
         self.pid: int | None = None
         self.death: str | None = None
@@ -63,6 +72,7 @@ class RankProcess:
             log_level=current_level(),
             vocabulary=vocabulary,
         )
+        self._group = group
         self._channel = server_end(self._spec.addresses)
         self._failure: str | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -117,7 +127,10 @@ class RankProcess:
         self._report_death(f"rank {self.dp_rank} (pid {process.pid}) {self._verdict or how}")
 
     def _spawn(self) -> subprocess.Popen[bytes]:
-        spec = spec_bytes(self._spec)
+        spec = self._spec
+        if self._group is not None:
+            spec = msgspec.structs.replace(spec, group=self._group.start(self.dp_rank))
+        data = spec_bytes(spec)
         process = subprocess.Popen(
             [sys.executable, "-m", "equipoise.engine.process"],
             stdin=subprocess.PIPE,
@@ -128,7 +141,7 @@ class RankProcess:
         self._process, self.pid = process, process.pid
         assert process.stdin is not None
         try:
-            process.stdin.write(spec)
+            process.stdin.write(data)
             process.stdin.flush()
         except BrokenPipeError:
             log.warning("rank %d ended before it read its settings", self.dp_rank)
@@ -138,6 +151,8 @@ class RankProcess:
         if not self._is_stopping:
             log.error("%s", how)
         self.death = how
+        if self._group is not None:
+            self._group.end(self.dp_rank)
         self._gone.set()
         self._channel.poke()
 

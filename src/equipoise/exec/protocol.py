@@ -52,12 +52,14 @@ class StepOutput(msgspec.Struct):
     tokens: (num_sampled,) int32, in the plan's numbering of sampled rows
     prompt_logprobs: of the tokens that this chunk predicts, positions [start + 1, start + n + 1) of the prompt
     failed: requests that cannot go on (a grammar that no token satisfies), with the reason
+    wait_s: seconds of the step in which this rank had done its part and waited for its lockstep group
     """
 
     tokens: NDArray[np.int32]
     logprobs: dict[int, TokenLogprobs] = {}
     prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
     failed: dict[int, str] = {}
+    wait_s: float = 0.0
 
 
 class StepHandle(Protocol):
@@ -70,6 +72,16 @@ class StepHandle(Protocol):
     def result(self) -> StepOutput:
         """Wait for the step. Raises what the step raised."""
         ...
+
+
+class NothingToDo:
+    """The handle of a step without rows, for an executor whose steps do not meet those of other ranks."""
+
+    def done(self) -> bool:
+        return True
+
+    def result(self) -> StepOutput:
+        return StepOutput(tokens=np.empty(0, np.int32))
 
 
 class Executor(Protocol):
@@ -91,6 +103,10 @@ class Executor(Protocol):
     def submit(self, plan: StepPlan) -> StepHandle:
         """Start a step that is not empty. Everything it needs of the columns is copied before this returns,
         except the input tokens of decodes: each is the last token drawn for its seat, by whichever step."""
+        ...
+
+    def submit_idle(self) -> StepHandle:
+        """Take part in a step of the lockstep group without rows of its own: what its collectives need."""
         ...
 
     def forget(self, request: Request) -> None:

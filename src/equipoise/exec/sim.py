@@ -10,17 +10,19 @@ import math
 import time
 from concurrent.futures import Future
 from hashlib import blake2b
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
 
 from equipoise.clock import VirtualClock
 from equipoise.errors import ConfigError, InvalidValueError
-from equipoise.exec.cost import load_of, step_s
+from equipoise.exec.cost import StepLoad, load_of, step_s
 from equipoise.exec.protocol import ExecutorInfo, StepOutput, TokenLogprobs
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from equipoise.clock import Clock
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from equipoise.sched.plan import StepPlan
 
 BYTES_PER_KEY = 8
+NO_TOKENS = np.empty(0, np.int32)
 
 
 class SimVocabulary(msgspec.Struct, frozen=True):
@@ -55,10 +58,40 @@ def sim_info(config: EngineConfig, vocabulary: SimVocabulary | None = None) -> E
     )
 
 
+class StepPart(NamedTuple):
+    """One rank's part of a step of its group. begins_s: when it could begin; own_s: what it pays by itself."""
+
+    begins_s: float
+    own_s: float
+    has_rows: float
+    has_prefill: float
+
+
+class Parts(Protocol):
+    """The parts of a step under way."""
+
+    def done(self) -> bool:
+        """Would `wait` return at once?"""
+        ...
+
+    def wait(self) -> Sequence[StepPart]:
+        """One for each rank that takes part, the same on all of them."""
+        ...
+
+
+class GroupClock(Protocol):
+    """How simulated ranks in lockstep agree when a step ends; real ones meet inside it, in their collectives."""
+
+    def begin(self, part: StepPart) -> Parts:
+        """This rank's part of the group's next step. All ranks of the group call it equally often."""
+        ...
+
+
 class SimExecutor:
     """Runs plans in no time but the cost model's: a step ends at max(now, end of the step before) + cost(plan).
 
-    On a WallClock `result` sleeps until then; on a VirtualClock it moves the clock there.
+    On a WallClock `result` sleeps until then; on a VirtualClock it moves the clock there. With a `group` a step costs
+    what all its ranks pay together and the most that one of them pays by itself.
     """
 
     def __init__(
@@ -69,13 +102,15 @@ class SimExecutor:
         *,
         seed: int = 0,
         hidden_ids: tuple[int, ...] = (),
+        group: GroupClock | None = None,
     ) -> None:
         """Raises ConfigError when `hidden_ids` leave nothing to draw."""
         self._info = info
         self._cost = cost
         self._clock = clock
         self._seed = seed
-        self._free_at = -math.inf
+        self._group = group
+        self._last: SimStep | GroupStep = SimStep(StepOutput(tokens=NO_TOKENS), clock, -math.inf)
         drawable = np.setdiff1d(np.arange(info.vocab_size, dtype=np.int32), np.array(hidden_ids, np.int32))
         if len(drawable) == 0:
             raise ConfigError(f"the vocabulary of {info.vocab_size} tokens holds special tokens only: none to draw")
@@ -101,7 +136,7 @@ class SimExecutor:
         )
         return refused
 
-    def submit(self, plan: StepPlan) -> SimStep:
+    def submit(self, plan: StepPlan) -> SimStep | GroupStep:
         """Start a step that is not empty."""
         for request in plan.seated:
             self._sit(request)
@@ -109,8 +144,21 @@ class SimExecutor:
         output = StepOutput(tokens=tokens)
         if self._with_logprobs:
             self._add_logprobs(plan, output)
-        self._free_at = max(self._clock.now(), self._free_at) + step_s(self._cost, load_of(plan))
-        return SimStep(output, self._clock, self._free_at)
+        return self._start(output, load_of(plan))
+
+    def submit_idle(self) -> SimStep | GroupStep:
+        """Take part in the group's step; by itself, a step without rows takes no time."""
+        return self._start(StepOutput(tokens=NO_TOKENS), StepLoad())
+
+    def _start(self, output: StepOutput, load: StepLoad) -> SimStep | GroupStep:
+        now = self._clock.now()
+        if self._group is not None:
+            has_rows = load.prefill_tokens + load.decode_rows > 0
+            part = StepPart(now, self._cost.rank_s(load), has_rows, load.prefill_tokens > 0)
+            self._last = GroupStep(output, self._clock, self._cost, part, self._group.begin(part), self._last)
+        else:
+            self._last = SimStep(output, self._clock, max(now, self._last.ends_at()) + step_s(self._cost, load))
+        return self._last
 
     def forget(self, request: Request) -> None:
         self._with_logprobs.pop(request.handle, None)
@@ -167,17 +215,67 @@ class SimStep:
         self._clock = clock
         self._ends_at = ends_at
 
+    def ends_at(self) -> float:
+        """When, on the clock."""
+        return self._ends_at
+
     def done(self) -> bool:
         return self._clock.now() >= self._ends_at
 
     def result(self) -> StepOutput:
-        left = self._ends_at - self._clock.now()
-        if left > 0:
-            if isinstance(self._clock, VirtualClock):
-                self._clock.advance(left)
-            else:
-                time.sleep(left)
+        _sleep_until(self._ends_at, self._clock)
         return self._output
+
+
+class GroupStep:
+    """A rank's part in a step that ends when the group's slowest rank has done its own."""
+
+    def __init__(
+        self,
+        output: StepOutput,
+        clock: Clock,
+        cost: CostModel,
+        part: StepPart,
+        parts: Parts,
+        before: SimStep | GroupStep,
+    ) -> None:
+        self._output = output
+        self._clock = clock
+        self._cost = cost
+        self._part = part
+        self._parts = parts
+        self._before: SimStep | GroupStep | None = before
+        self._ends_at = -math.inf
+
+    def ends_at(self) -> float:
+        """When, on the clock; waits until every rank has said what it pays. All ranks find the same."""
+        if self._before is not None:
+            parts, free_at = self._parts.wait(), self._before.ends_at()
+            self._before = None
+            self._ends_at = max(free_at, max(part.begins_s for part in parts))
+            if any(part.has_rows for part in parts):
+                slowest_s = max(part.own_s for part in parts)
+                shared_s = self._cost.shared_s(any_prefill=any(part.has_prefill for part in parts))
+                self._ends_at += shared_s + slowest_s
+                if self._part.has_rows:
+                    self._output.wait_s = slowest_s - self._part.own_s
+        return self._ends_at
+
+    def done(self) -> bool:
+        return (self._before is None or self._parts.done()) and self._clock.now() >= self.ends_at()
+
+    def result(self) -> StepOutput:
+        _sleep_until(self.ends_at(), self._clock)
+        return self._output
+
+
+def _sleep_until(ends_at: float, clock: Clock) -> None:
+    left = ends_at - clock.now()
+    if left > 0:
+        if isinstance(clock, VirtualClock):
+            clock.advance(left)
+        else:
+            time.sleep(left)
 
 
 def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:

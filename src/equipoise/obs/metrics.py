@@ -19,6 +19,14 @@ if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
 
+class GroupLoad(Protocol):
+    """What lockstep cost a rank."""
+
+    total_exchanges: int
+    total_exchange_s: float
+    total_wait_s: float
+
+
 class Load(Protocol):
     """The fields of a rank's load that are shown."""
 
@@ -48,6 +56,10 @@ class Load(Protocol):
     num_reserved_tokens: int
     num_sent_reqs: int
     num_sent_tokens: int
+
+    @property
+    def group(self) -> GroupLoad | None:
+        """None for a rank that is not in lockstep."""
 
 
 GAUGES = {
@@ -79,6 +91,11 @@ TOTALS = {
     "total_preemptions": ("preemptions", "Requests that lost their seat for lack of pages"),
     "total_finished": ("requests_finished", "Requests that ended"),
     "total_aborted": ("requests_aborted", "Requests that were aborted"),
+}
+GROUP_TOTALS = {
+    "total_exchanges": ("exchanges", "Exchanges of states with the other ranks of a lockstep group"),
+    "total_exchange_s": ("exchange_seconds", "Seconds in such exchanges, until the last rank has come"),
+    "total_wait_s": ("group_wait_seconds", "Seconds of steps in which a rank had done its part and waited for others"),
 }
 SGLANG = {
     "num_used_tokens": "sglang:num_used_tokens",
@@ -136,6 +153,12 @@ class LoadCollector:
             counter = CounterMetricFamily(f"equipoise_{name}", help_text, labels=["dp_rank"])
             for load in loads:
                 counter.add_metric([str(load.dp_rank)], getattr(load, field))
+            yield counter
+        for field, (name, help_text) in GROUP_TOTALS.items():
+            counter = CounterMetricFamily(f"equipoise_{name}", help_text, labels=["dp_rank"])
+            for load in loads:
+                if load.group is not None:
+                    counter.add_metric([str(load.dp_rank)], getattr(load.group, field))
             yield counter
 
     def _gauge(self, name: str, help_text: str, field: str, loads: list[Load]) -> GaugeMetricFamily:

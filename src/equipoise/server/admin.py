@@ -140,6 +140,7 @@ async def v1_loads(service: Service, scope: Scope, receive: Receive, send: Send)
 
 def _load(load: RankLoad) -> dict[str, Any]:
     fields: dict[str, Any] = msgspec.to_builtins(load)
+    del fields["group"]  # of /metrics
     return {
         **fields,
         "num_reqs": load.num_running_reqs + load.num_waiting_reqs,

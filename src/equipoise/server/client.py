@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 
 from equipoise.engine.folders import resolve_folders
+from equipoise.engine.group import GroupHost
 from equipoise.engine.messages import Add
 from equipoise.engine.supervisor import RankProcess
 from equipoise.errors import InvalidValueError, RequestError, RequestTimeoutError, UnavailableError
@@ -70,13 +71,16 @@ class AsyncEngine:
         choice: RankChoice | None,
         processes: Sequence[RankProcess],
         readies: Sequence[Ready],
+        group: GroupHost | None = None,
     ) -> None:
-        """For `start` alone: every process serves, and nobody receives from it. `choice`: None for one rank."""
+        """For `start` alone: every process serves, and nobody receives from it. `choice`: None for one rank. `group`:
+        of ranks in lockstep."""
         self.config = config
         self.tokenizer = tokenizer
         self.info = _common_info([ready.info for ready in readies])
         self.startup_s = max(ready.startup_s for ready in readies)
         self._choice = choice
+        self._group = group
         self._num_outstanding = 0
         self._handles = itertools.count(1)
         self._loop = asyncio.get_running_loop()
@@ -101,12 +105,16 @@ class AsyncEngine:
         choice = RankChoice(config.ranks.rank_policy, num_ranks) if num_ranks > 1 else None
         folder = Path(config.model.tokenizer or config.model.model)
         tokenizer = await asyncio.to_thread(Tokenizer.load, folder)
-        processes = [RankProcess(config, _vocabulary(tokenizer), dp_rank) for dp_rank in range(num_ranks)]
-        return cls(config, tokenizer, choice, processes, await start_ranks(processes, startup_timeout_s))
+        is_group = config.ranks.lockstep and num_ranks > 1
+        group = GroupHost(num_ranks, config.scheduler.depth) if is_group else None
+        vocabulary = _vocabulary(tokenizer)
+        processes = [RankProcess(config, vocabulary, dp_rank, group) for dp_rank in range(num_ranks)]
+        readies = await start_ranks(processes, startup_timeout_s)
+        return cls(config, tokenizer, choice, processes, readies, group)
 
     def _client(self, process: RankProcess, ready: Ready) -> RankClient:
         books = None if self._choice is None else self._choice.books(process.dp_rank, time.monotonic())
-        return RankClient(process, ready, self.config.scheduler, self, books)
+        return RankClient(process, ready, self.config.scheduler, self, books, self._group)
 
     # ---------------------------------------------------------------- requests
 
@@ -302,7 +310,7 @@ class AsyncEngine:
 
     async def _restart(self, dp_rank: int) -> None:
         await in_thread(partial(self.ranks[dp_rank].stop, 0.0))
-        process = RankProcess(self.config, _vocabulary(self.tokenizer), dp_rank)
+        process = RankProcess(self.config, _vocabulary(self.tokenizer), dp_rank, self._group)
         [ready] = await start_ranks([process], RESTART_TIMEOUT_S)
         rank = self.ranks[dp_rank] = self._client(process, ready)
         if self._pause_mode is not None:
@@ -348,6 +356,8 @@ class AsyncEngine:
             rank.fail_all(self._end)
         await self._restarts.stop()
         await asyncio.gather(*(in_thread(partial(rank.stop, timeout_s)) for rank in self.ranks))
+        if self._group is not None:
+            self._group.close()
 
 
 def _vocabulary(tokenizer: Tokenizer) -> SimVocabulary:

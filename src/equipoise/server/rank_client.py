@@ -24,6 +24,7 @@ from equipoise.server.receiver import Receiver
 
 if TYPE_CHECKING:
     from equipoise.config import SchedulerConfig
+    from equipoise.engine.group import GroupHost
     from equipoise.engine.messages import Add, CallMethod, Ready, Reply
     from equipoise.engine.supervisor import RankProcess
     from equipoise.server.generation import Stream
@@ -39,7 +40,8 @@ QUIET_SHARE = 0.25
 """Of the time-out: after that long without a word a rank that runs requests is pinged. One that is paused, or compiles
 a grammar, has nothing to say by itself."""
 KILL_FACTOR = 4.0
-"""Times the time-out that a silent rank has to come back before it is ended."""
+"""Times the time-out that a silent rank has to come back before it is ended. In lockstep it is ended at once: while it
+is silent all others stand still."""
 
 
 class RankOwner(Protocol):
@@ -68,8 +70,9 @@ class RankClient:
         limits: SchedulerConfig,
         owner: RankOwner,
         books: RankBooks | None = None,
+        group: GroupHost | None = None,
     ) -> None:
-        """`process` serves, and nobody receives from it."""
+        """`process` serves, and nobody receives from it. `group`: that the rank is in lockstep with, if any."""
         self.dp_rank = process.dp_rank
         self.pid = process.pid
         self.load = _no_load(ready)
@@ -77,6 +80,7 @@ class RankClient:
         self.is_silent = False
         self.streams: dict[int, Stream] = {}
         self.books = books
+        self._group = group
         self._process = process
         self._max_running = ready.max_running
         self._limits = limits
@@ -245,9 +249,12 @@ class RankClient:
         """Called now and then while the rank `is_awaited`: find out whether it lives.
 
         `may_end`: it can be done without, so it may be ended when it stays silent."""
-        if not self.is_awaited:
-            return
+        if self.loss is not None or (self._group is None and not self.is_awaited):
+            return  # in lockstep a rank without work holds up the others too
         now = time.monotonic()
+        if self._group is not None and self._group.is_waiting(self.dp_rank):
+            self._asked_at = None if self._asked_at is None else now  # it lives, another one holds it up
+            return
         if self._asked_at is None:
             if now - self._heard_at >= QUIET_SHARE * timeout_s:
                 self.tell("ping")
@@ -257,7 +264,7 @@ class RankClient:
             self.is_silent = True
             self._tell_books()
             log.error("rank %d (pid %s) does not answer for %.3g s", self.dp_rank, self.pid, silent_s)
-        if silent_s >= KILL_FACTOR * timeout_s and may_end:
+        if silent_s >= (KILL_FACTOR if self._group is None else 1) * timeout_s and may_end:
             self._process.kill(f"did not answer for {silent_s:.3g} s and was ended")
 
     def _tell_books(self) -> None:

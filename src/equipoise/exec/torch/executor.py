@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from equipoise.errors import InvariantError
-from equipoise.exec.protocol import ExecutorInfo
+from equipoise.exec.protocol import ExecutorInfo, NothingToDo
 from equipoise.exec.torch.batch import gather_batch, prompt_spans
 from equipoise.exec.torch.grammar import Grammars
 from equipoise.exec.torch.models.load import load_model
@@ -105,6 +105,10 @@ class TorchExecutor:
         spans = prompt_spans(self._columns, plan, self._reported)
         batch = gather_batch(self._columns, plan, self._loaded.device, spans)
         return TorchStep(self._worker.submit(self._runner.run, batch), plan.sampled_handles)
+
+    def submit_idle(self) -> NothingToDo:
+        """Its steps have no collectives: the others can do without it."""
+        return NothingToDo()
 
     def forget(self, request: Request) -> None:
         """In step order: steps under way may still draw for the request's seat."""
