@@ -90,7 +90,7 @@ class Runner:
         quiet = self.scheduler.quiet_steps(most) if most > 0 else 0
         n = min(quiet, self._leaps[self.num_leapt % len(self._leaps)])
         if n:
-            self.scheduler.leap(n)
+            self.scheduler.leap(n, 0.0, 0.0)
             self.num_landed += n
             self.num_leapt += 1
 

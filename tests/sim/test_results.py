@@ -45,8 +45,8 @@ def test_a_summary_counts_by_hand() -> None:
         requests.admitted_s[index] = requests.first_s[index] = first_s
         requests.last_s[index] = last_s
     steps.count(2.0, 2, any_prefill=True)
-    steps.count_leapt(np.array([0.5, 0.5]))
-    steps.lost_s["seats"] = 1.0
+    steps.count_leapt(np.array([0.25, 0.25]), 2)
+    steps.lose("seats", np.array([0.25, 0.75]))
     found = summary(requests, steps, num_ranks=2, ttft_ms=1000, tpot_ms=200)
     expected = {
         "num_requests": 3,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from equipoise.sched.rules import OPEN
+from equipoise.sched.rules import OPEN, Lasting
 
 if TYPE_CHECKING:
     from equipoise.sched.rules import Gate, StepView
@@ -12,7 +12,11 @@ if TYPE_CHECKING:
 
 def admission_cap(cap: int) -> Gate:
     """At most `cap` requests run at once, fewer than there are seats."""
-    return lambda view: max(0, cap - view.num_running)
+
+    def gate(view: StepView) -> int:
+        return max(0, cap - view.num_running)
+
+    return Lasting(gate)
 
 
 def balance(max_running: int, margin: int = 1) -> Gate:
@@ -22,9 +26,9 @@ def balance(max_running: int, margin: int = 1) -> Gate:
     full = max_running - margin
 
     def gate(view: StepView) -> int:
-        return 0 if max(rank.num_running for rank in view.ranks) >= full else OPEN
+        return 0 if max([rank.num_running for rank in view.ranks]) >= full else OPEN
 
-    return gate
+    return Lasting(gate)
 
 
 def prefill_cadence(interval: int) -> Gate:
@@ -37,12 +41,17 @@ def prefill_cadence(interval: int) -> Gate:
         is_due = view.num_steps_since_prefill >= interval
         return OPEN if is_due or view.has_backlog or not view.num_decoding else 0
 
-    return gate
+    # Once open it is so until the next prefill; while it is closed and nobody waits it does not matter.
+    return Lasting(gate, lambda view, answer: answer == OPEN or not view.num_waiting)
 
 
 def min_free_seats(num_seats: int) -> Gate:
     """Admit only when at least `num_seats` seats are free, so that prefills come in groups; open while nothing runs."""
-    return lambda view: OPEN if view.num_free_seats >= num_seats or not view.num_running else 0
+
+    def gate(view: StepView) -> int:
+        return OPEN if view.num_free_seats >= num_seats or not view.num_running else 0
+
+    return Lasting(gate)
 
 
 class PrefillAlignment:
@@ -63,10 +72,12 @@ class PrefillAlignment:
         self._num_left = 0
         self._num_passes = 0
         self._closed_since: float | None = None
+        self.lasts = False
 
     def __call__(self, view: StepView) -> int:
         wanting = sum(rank.wants_prefill for rank in view.ranks)
-        if wanting in (0, len(view.ranks)):
+        self.lasts = wanting in (0, len(view.ranks))
+        if self.lasts:
             self._num_left = 0
         elif self._num_left:
             self._num_left -= 1

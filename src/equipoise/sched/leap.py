@@ -14,6 +14,7 @@ import numpy as np
 
 from equipoise.errors import InvariantError
 from equipoise.sched.planner import NO_PAGES, NO_SEAT
+from equipoise.sched.rules import LastingGate
 
 if TYPE_CHECKING:
     from collections import deque
@@ -24,38 +25,61 @@ if TYPE_CHECKING:
     from equipoise.sched.ledger import LoadCounters, Totals
     from equipoise.sched.places import Places
     from equipoise.sched.plan import StepPlan
+    from equipoise.sched.planner import Planner
     from equipoise.sched.rules import Rules
-
-LASTING_HOLDS = frozenset({"", NO_SEAT, NO_PAGES})
-"""What keeps the head of the queue out as long as nobody ends: no request waits, or there is no seat or page."""
 
 
 class Leaper:
-    """Knows how many steps will be quiet, and takes them."""
+    """Knows how many steps will be quiet, and takes them.
 
-    def __init__(self, places: Places, kv: KVMemory, rules: Rules, totals: Totals, *, bypasses: bool) -> None:
+    has_gates: some gate is to be asked in every step
+    """
+
+    def __init__(
+        self, places: Places, kv: KVMemory, rules: Rules, totals: Totals, *, max_step_tokens: int, bypasses: bool
+    ) -> None:
         """`bypasses`: requests that lack pages may be passed by others."""
         self._places = places
         self._columns = places.columns
         self._kv = kv
         self._totals = totals
+        self._max_step_tokens = max_step_tokens
+        gates = (*rules.prefill_gates, *rules.admission_gates)
+        self.has_gates = bool(gates)
+        self._lasting = [gate for gate in gates if isinstance(gate, LastingGate)]
+        self._all_may_last = len(self._lasting) == len(gates)
         # Rules that look at every step are not leapt over.
         self._is_plain = not (rules.observers or rules.resources or rules.drafter)
-        self._lasting = LASTING_HOLDS - {NO_PAGES} if bypasses else LASTING_HOLDS
+        # A head that lacks pages asks in every step what is cached of it: gates may look at that.
+        self._lasting_holds = {NO_SEAT} if bypasses or gates else {NO_SEAT, NO_PAGES}
 
-    def num_quiet(self, outstanding: deque[StepPlan], held_by: str, most: int) -> int:
-        """How many of the next `most` steps do nothing but decode all that decodes; 0 when in doubt."""
+    @property
+    def gates_last(self) -> bool:
+        """Would asking the gates again change nothing, until a request moves on any rank?"""
+        return self._all_may_last and all(gate.lasts for gate in self._lasting)
+
+    def num_quiet(self, outstanding: deque[StepPlan], planner: Planner, most: int) -> int:
+        """How many of the next `most` steps do nothing but decode all that decodes, as long as the gates answer as in
+        the last plan; 0 when in doubt."""
         places, columns = self._places, self._columns
         seats = places.decoding.seats()
-        if not self._is_plain or held_by not in self._lasting or not len(seats) or columns.stop_width:
+        num_rows = len(seats)
+        if not self._is_plain or not 0 < num_rows <= self._max_step_tokens or columns.stop_width:
             return 0
-        if len(seats) != places.num_running or places.ledger.num_startable_reqs != len(places.waiting):
+        if num_rows != places.num_running or places.ledger.num_startable_reqs != len(places.waiting):
             return 0  # somebody prefills, drains or is about to wait
-        if any(plan.prefills or not np.array_equal(plan.decode_seats, seats) for plan in outstanding):
+        if places.waiting and not self._stays_out(planner):
+            return 0
+        if any(plan.prefills or plan.seated or not np.array_equal(plan.decode_seats, seats) for plan in outstanding):
             return 0
         # A step after which a length is certain moves its request: it is not quiet.
         most = min(most, int((columns.stop_len[seats] - columns.length[seats]).min()) - 1)
         return self._affordable(seats, most) if most > 0 else 0
+
+    def _stays_out(self, planner: Planner) -> bool:
+        """Does what held the head of the queue back in the last plan do so until somebody ends or a gate opens?"""
+        held_by, entry = planner.held_by, planner.entry
+        return held_by in self._lasting_holds or (entry.allowed == 0 and held_by == entry.closed_by)
 
     def _affordable(self, seats: NDArray[np.int64], most: int) -> int:
         """The largest n, at most `most`, for which there are pages."""
@@ -73,6 +97,10 @@ class Leaper:
         columns, page_size = self._columns, self._kv.page_size
         room = columns.capacity[seats] - columns.computed[seats]
         return int((np.maximum(n - room + page_size - 1, 0) // page_size).sum())
+
+    def num_pages_after(self, n: int) -> int:
+        """Pages that `n` more quiet steps take."""
+        return self._num_pages(self._places.decoding.seats(), n)
 
     def load_after(self, load: LoadCounters, n: int) -> LoadCounters:
         """`load`, which is that of now, as it will be when `n` quiet steps have landed and one more is planned; what
@@ -94,7 +122,7 @@ class Leaper:
         last_landing = bisect_left(turns, (2 * n + 1, 0))
         self._turn_pages(seats, turns[:last_landing], len(outstanding))
         if held_by == NO_PAGES:
-            self._match_head()
+            self.match_head()
         self._turn_pages(seats, turns[last_landing:], len(outstanding))
         columns.computed[seats] += n
         columns.known[seats] += n
@@ -134,7 +162,7 @@ class Leaper:
             else:
                 raise InvariantError(f"step {step} of a leap lacks pages, {self._kv.num_free} are free")
 
-    def _match_head(self) -> None:
+    def match_head(self) -> None:
         """The head of the queue, which lacks pages, asks in every step for what is cached of it: so it does now."""
         head = self._places.waiting.head()
         if head is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -34,10 +34,27 @@ MAX_PASSED = 8
 """Requests without pages that one step looks beyond: bounds its cost."""
 
 
+class Entry(NamedTuple):
+    """What the gates answer in a step: may prompts be computed, how many requests may enter, and which gate says so."""
+
+    may_prefill: bool
+    allowed: int
+    closed_by: str
+
+    def is_like(self, other: Entry) -> bool:
+        """Do both keep newcomers out, or let them in, for the same reason?"""
+        return (self.may_prefill, self.allowed > 0, self.closed_by) == (
+            other.may_prefill,
+            other.allowed > 0,
+            other.closed_by,
+        )
+
+
 class Planner:
     """Fills in a StepPlan. What it plans is counted as run by the scheduler's commit, not here.
 
     held_by: what kept the head of the queue from being admitted in the last plan, "" when nobody waits
+    entry: what the gates answered then
     has_backlog: the last plan that could admit left requests waiting
     last_prefill_step: the last step that computed a prompt, more than its last token
     """
@@ -56,10 +73,12 @@ class Planner:
         max_bypass: int,
     ) -> None:
         self.held_by = ""
+        self.entry = Entry(True, OPEN, "")
         self.has_backlog = False
         self.last_prefill_step = 0
         self._now_s = 0.0
         self._no_victim_at: tuple[int, int] | None = None
+        self._asked: Entry | None = None  # what the gates answered for the next plan, when they were asked before it
         self._places = places
         self._columns = places.columns
         self._kv = kv
@@ -78,9 +97,9 @@ class Planner:
         self._now_s = view.now_s
         self._budget.begin_step()
         self._wake_blocked()
-        may_prefill, closed_by = _ask(self._rules.prefill_gates, view)
-        entry = self._entry(view, may_admit)
-        allowed, closed_by = entry if may_prefill else (0, closed_by)
+        self.entry = self._asked or self.ask(view, may_admit=may_admit)
+        self._asked = None
+        may_prefill, allowed, closed_by = self.entry
         if allowed:
             self._make_way(plan)
         num_made_way = len(plan.preempted)
@@ -101,15 +120,29 @@ class Planner:
             observer(plan, view, self.held_by)
         return plan
 
-    def look(self, view: StepView) -> None:
-        """A step of the group in which this rank has nothing to plan: show it to the gates."""
-        _ask(self._rules.prefill_gates, view)
-        _ask(self._rules.admission_gates, view)
+    def ask(self, view: StepView, *, may_admit: bool) -> Entry:
+        """Show a step to every gate: some count those that they see."""
+        may_prefill, closed_by = _ask(self._rules.prefill_gates, view)
+        allowed, held_by = _ask(self._rules.admission_gates, view)
+        if not may_prefill:
+            return Entry(False, 0, closed_by)
+        return Entry(True, allowed, held_by) if may_admit else Entry(True, 0, PAUSED)
 
-    def _entry(self, view: StepView, may_admit: bool) -> tuple[int, str]:
-        """How many may enter, and the rule that says so."""
-        entry = _ask(self._rules.admission_gates, view)
-        return entry if may_admit else (0, PAUSED)
+    def goes_on(self, view: StepView, *, may_admit: bool) -> bool:
+        """Ask the gates about a step that only decodes, if they answer as before or nobody waits. Else False, and the
+        next plan goes by these answers."""
+        entry = self.ask(view, may_admit=may_admit)
+        if not self._places.waiting or entry.is_like(self.entry):
+            return True
+        self._asked = entry
+        return False
+
+    def plan_quiet(self, step: int) -> StepPlan:
+        """The rows of a step that does nothing but decode all that decodes, and whose gates have been asked."""
+        plan = StepPlan(step)
+        self._budget.begin_step()
+        self._plan_decodes(plan, 0)
+        return plan
 
     # ---------------------------------------------------------------- running requests
 
@@ -385,7 +418,7 @@ class Planner:
 
 
 def _ask(gates: Sequence[Gate], view: StepView) -> tuple[int, str]:
-    """The strictest answer and who gave it. Every gate is asked: some count the steps that they see."""
+    """The strictest answer and who gave it. Every gate is asked."""
     strictest, name = OPEN, ""
     for gate in gates:
         answer = gate(view)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from equipoise.request import Request
@@ -74,6 +74,39 @@ LimitRule = Callable[[StepView], Limit | None]
 
 Gate = Callable[[StepView], int]
 """0 or less closed, `OPEN` no bound, else how many requests may enter."""
+
+
+@runtime_checkable
+class LastingGate(Protocol):
+    """A gate that knows how long its answer lasts: on virtual time nobody asks it meanwhile."""
+
+    @property
+    def lasts(self) -> bool:
+        """The last answer stands, and asking again would change nothing that is remembered beside the times of steps,
+        until a request moves on any rank of the group."""
+        ...
+
+    def __call__(self, view: StepView) -> int:
+        """As every `Gate`."""
+        ...
+
+
+class Lasting:
+    """A gate that remembers nothing of its own, and whose answers last until a request moves on any rank: all of them,
+    since they depend on numbers of requests alone, or those for which `when(view, answer)` holds."""
+
+    def __init__(self, gate: Gate, when: Callable[[StepView, int], bool] | None = None) -> None:
+        self.__qualname__ = rule_name(gate)
+        self._gate = gate
+        self._when = when
+        self.lasts = when is None
+
+    def __call__(self, view: StepView) -> int:
+        answer = self._gate(view)
+        if self._when is not None:
+            self.lasts = self._when(view, answer)
+        return answer
+
 
 Observer = Callable[["StepPlan", StepView, str], None]
 """`observer(plan, view, held_by)`: a step was planned; `held_by` is "" when the queue was drained."""

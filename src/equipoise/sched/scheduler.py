@@ -19,7 +19,7 @@ from equipoise.sched.explain import Explanation, Hold, explain
 from equipoise.sched.leap import Leaper
 from equipoise.sched.ledger import LoadCounters, Totals
 from equipoise.sched.places import Places
-from equipoise.sched.planner import Planner
+from equipoise.sched.planner import NO_PAGES, Planner
 from equipoise.sched.reconcile import Reconciler
 from equipoise.sched.remote import RemoteEvents
 from equipoise.sched.roles import MIXED
@@ -27,7 +27,7 @@ from equipoise.sched.rules import StepView
 from equipoise.sched.states import StepTimer, rank_state
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from equipoise.clock import Clock
     from equipoise.exec.protocol import StepOutput
@@ -94,8 +94,16 @@ class Scheduler:
         self._pause: PauseMode = ""
         self._reconciler = Reconciler(self._places, kv, self.totals)
         self._remote_events = RemoteEvents(self._places, kv, self._reconciler)
-        self._leaper = Leaper(self._places, kv, rules, self.totals, bypasses=max_bypass > 0)
+        self._leaper = Leaper(
+            self._places,
+            kv,
+            rules,
+            self.totals,
+            max_step_tokens=budget.max_step_tokens,
+            bypasses=max_bypass > 0,
+        )
         self._timer = StepTimer(clock)
+        self.is_watched = bool(self._leaper.has_gates or rules.limits or rules.observers)
         self._planned_at = 0  # moves of requests that the last plan knew of
         self._hold = Hold("", clock.now())
         self._step = 0
@@ -296,22 +304,23 @@ class Scheduler:
     def look(self, ranks: tuple[RankState, ...]) -> None:
         """Another rank of the group plans a step and this one has nothing to plan: its gates, some of which count the
         steps that they see, see it all the same, so that all ranks go on to decide alike."""
-        self._planner.look(self._view(ranks))
+        self._planner.ask(self._view(ranks), may_admit=not self._pause)
         self._timer.planned(self._clock.now(), 0, is_idle=not self._outstanding)
 
-    def _view(self, ranks: tuple[RankState, ...] | None) -> StepView:
+    def _view(self, ranks: tuple[RankState, ...] | None, num_ahead: int = 0) -> StepView:
         places = self._places
+        step = self._step + num_ahead
         return StepView(
-            step=self._step,
+            step=step,
             now_s=self._clock.now(),
             num_running=places.num_running,
             num_decoding=len(places.decoding),
             num_prefilling=len(places.prefilling),
             num_waiting=places.ledger.num_startable_reqs,
             num_free_seats=places.num_open_seats,
-            num_steps_since_prefill=self._step - self._planner.last_prefill_step,
+            num_steps_since_prefill=step - self._planner.last_prefill_step,
             has_backlog=self._planner.has_backlog,
-            ranks=ranks or (self.state(),),
+            ranks=ranks or ((self.state(),) if self.is_watched else ()),
         )
 
     def _commit(self, plan: StepPlan) -> None:
@@ -374,23 +383,86 @@ class Scheduler:
         self._timer.landed(plan, is_idle=not self._outstanding and not self.has_work)
         return result
 
+    # ---------------------------------------------------------------- quiet steps, on virtual time
+
     def quiet_steps(self, most: int) -> int:
-        """How many of the next `most` steps do nothing but decode all that runs, so that `leap` may take them.
+        """How many of the next `most` steps do nothing but decode all that runs, so that `leap` may take them; 0 when
+        in doubt.
 
-        To be asked after a step that was one, with a plan for each of the `depth` steps ahead. Limits and gates are
-        taken to answer alike as long as nothing happens to a request. 0 when in doubt."""
-        if self._planned_at != self._places.ledger.num_moves:
+        To be asked after a step that was one, with a plan for each of the `depth` steps ahead. Limits are taken to
+        answer alike as long as nothing happens to a request; gates must be asked in each of the steps by `goes_on`,
+        unless `gates_last`."""
+        if not self.knows_all_moves:
             return 0  # a request came or went since: the next plan may differ
-        return self._leaper.num_quiet(self._outstanding, self._planner.held_by, most)
+        return self._leaper.num_quiet(self._outstanding, self._planner, most)
 
-    def leap(self, n: int) -> None:
-        """Take `n` quiet steps at once, as n pairs of `schedule` and `apply` would, all rows drawing token 0."""
+    def goes_on(self, num_taken: int, ranks: tuple[RankState, ...] | None = None) -> bool:
+        """Show the gates the quiet step after `num_taken` that have landed, and are not leapt over yet.
+
+        False when by their answers it is no quiet one: after a leap, `schedule` goes by them."""
+        return self._planner.goes_on(self._view(ranks, num_taken), may_admit=not self._pause)
+
+    def leap(self, n: int, landed_s: float, step_s: float) -> None:
+        """Take `n` quiet steps at once, as n pairs of `schedule` and `apply` would, all rows drawing token 0. The last
+        of them landed at `landed_s` and took `step_s`."""
         self._leaper.leap(self._outstanding, self._planner.held_by, n)
         self._step += n
+        self._timer.leapt(landed_s, step_s)
+
+    def plan_quiet(self) -> None:
+        """Plan the next quiet step, whose gates have been asked, and leave it outstanding."""
+        plan = self._planner.plan_quiet(self._step)
+        if self._planner.held_by == NO_PAGES:
+            self._leaper.match_head()
+        self._commit(plan)
+        self._timer.planned(self._clock.now(), 0, is_idle=False)
 
     def load_after(self, n: int) -> LoadCounters:
         """The load when `n` of the quiet steps, not all, have landed and the next is planned, without taking them."""
         return self._leaper.load_after(self.load(), n)
+
+    def state_after(self, n: int, landed_s: float, step_s: float) -> RankState:
+        """The state when `n` quiet steps have landed, the last at `landed_s` after `step_s`, without taking them."""
+        self._timer.leapt(landed_s, step_s)
+        num_pages = self._leaper.num_pages_after(n) if self._places.waiting else 0
+        return rank_state(
+            self._places,
+            self.kv,
+            self._timer,
+            self._max_step_tokens,
+            may_admit=not self._pause,
+            num_pages_owed=num_pages,
+        )
+
+    @property
+    def gates_last(self) -> bool:
+        """Nothing would come of asking the gates again, until a request moves on any rank."""
+        return self._leaper.gates_last
+
+    @property
+    def has_gates(self) -> bool:
+        """Is there any gate?"""
+        return self._leaper.has_gates
+
+    @property
+    def num_moves(self) -> int:
+        """Moves of requests from place to place, in all."""
+        return self._places.ledger.num_moves
+
+    @property
+    def held_by(self) -> str:
+        """What kept the head of the queue from being admitted in the last plan, "" when nobody waits."""
+        return self._planner.held_by
+
+    @property
+    def knows_all_moves(self) -> bool:
+        """No request has moved since the last plan."""
+        return self._planned_at == self._places.ledger.num_moves
+
+    @property
+    def outstanding(self) -> Sequence[StepPlan]:
+        """Plans that were not applied yet, the oldest first."""
+        return self._outstanding
 
     # ---------------------------------------------------------------- small things
 

@@ -47,12 +47,15 @@ class StepTimer:
 
     def leapt(self, landed_s: float, step_s: float) -> None:
         """Steps of decodes were leapt over; the last of them took `step_s` and ended at `landed_s`."""
+        self.num_admitted = 0
         self.step_s, self.step_prefill_tokens = step_s, 0
         self._begins_s = landed_s
 
 
-def rank_state(places: Places, kv: KVMemory, timer: StepTimer, max_step_tokens: int, *, may_admit: bool) -> RankState:
-    """The state of a rank now, in O(1)."""
+def rank_state(
+    places: Places, kv: KVMemory, timer: StepTimer, max_step_tokens: int, *, may_admit: bool, num_pages_owed: int = 0
+) -> RankState:
+    """The state of a rank now, in O(1). `num_pages_owed`: free pages that steps have taken which are leapt over."""
     ledger = places.ledger
     num_waiting, num_running = ledger.num_startable_reqs, places.num_running
     if not num_waiting and not places.prefilling:
@@ -61,7 +64,8 @@ def rank_state(places: Places, kv: KVMemory, timer: StepTimer, max_step_tokens: 
     num_admissible = admissible = 0
     if num_waiting and may_admit and (num_free := places.num_open_seats):
         mean = (ledger.num_waiting_uncached_tokens - prefilling) // num_waiting
-        num_admissible = min(num_free, len(places.waiting), kv.num_free * kv.page_size // (mean + 1))
+        num_free_tokens = (kv.num_free - num_pages_owed) * kv.page_size
+        num_admissible = min(num_free, len(places.waiting), num_free_tokens // (mean + 1))
         admissible = num_admissible * mean
     return RankState(
         num_running,

@@ -23,18 +23,27 @@ class Events:
     """A queue of callbacks in virtual time, seconds."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int, int, Callable[[], None]]] = []
+        self._heap: list[tuple[float, int, int, Callable[[], None], bool]] = []
         self._sequence = 0
+        self._num_deeds = 0
 
     def __bool__(self) -> bool:
         return bool(self._heap)
 
-    def at(self, time_s: float, priority: int, call: Callable[[], None]) -> None:
-        """Have `call` called at `time_s`."""
+    @property
+    def only_hopes(self) -> bool:
+        """Do all that are queued only look whether something has happened?"""
+        return not self._num_deeds
+
+    def at(self, time_s: float, priority: int, call: Callable[[], None], *, hopes: bool = False) -> None:
+        """Have `call` called at `time_s`. `hopes`: it only looks whether something has happened, as reports do."""
         self._sequence += 1
-        heapq.heappush(self._heap, (time_s, priority, self._sequence, call))
+        is_deed = not hopes and priority != Priority.REPORT
+        self._num_deeds += is_deed
+        heapq.heappush(self._heap, (time_s, priority, self._sequence, call, is_deed))
 
     def pop(self) -> tuple[float, Callable[[], None]]:
         """The next one and its time. Raises IndexError when there is none."""
-        time_s, _, _, call = heapq.heappop(self._heap)
+        time_s, _, _, call, is_deed = heapq.heappop(self._heap)
+        self._num_deeds -= is_deed
         return time_s, call

@@ -3,8 +3,9 @@
     launch   every rank plans a step; it ends after the shared part of its cost and the largest of the ranks' own
     land     the oldest step ends: tokens come, requests end, and the next one is launched
 
-As in the engine's loop up to `depth` steps are planned ahead, and who arrives waits for the next launch. Steps of a
-lone rank in which nothing happens to any request are leapt over until somebody looks: an arrival or a report.
+As in the engine's loop up to `depth` steps are planned ahead, and who arrives waits for the next launch. Ranks that do
+nothing but decode are not touched meanwhile (`lane`), and while all ranks are such the group leaps over its steps until
+somebody looks: an arrival or a report.
 """
 
 from __future__ import annotations
@@ -16,9 +17,12 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
-from equipoise.exec.cost import StepLoad, load_of
+from equipoise.errors import InvariantError
+from equipoise.exec.cost import load_of
 from equipoise.exec.protocol import StepOutput
 from equipoise.sim.events import Priority
+from equipoise.sim.lane import Lane
+from equipoise.sim.lost import Lost
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -29,6 +33,7 @@ if TYPE_CHECKING:
     from equipoise.request import Request
     from equipoise.sched.ledger import LoadCounters
     from equipoise.sched.plan import StepPlan
+    from equipoise.sched.rules import RankState
     from equipoise.sched.scheduler import Scheduler
     from equipoise.sim.events import Events
     from equipoise.sim.results import Requests, Steps
@@ -36,7 +41,9 @@ if TYPE_CHECKING:
 Told = TypeVar("Told")
 RETRY_S = 0.05
 """Seconds until ranks that have work and may not start any look again: as the engine's loop does."""
-MOST_LEAPT = 1 << 20
+HOPELESS_S = 600.0
+"""Seconds of looking again, with nothing else to happen, after which nothing ever will."""
+MOST_NAMED = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,19 +58,22 @@ class HostCost:
 
 
 class Step(NamedTuple):
-    """A step of a group that is under way: plans by rank, when it ends, and how long planning it took."""
+    """A step of a group that is under way: plans by rank, None of those that have none or are not up to date; when it
+    ends, and how long planning it took."""
 
-    plans: list[tuple[int, StepPlan]]
+    plans: list[StepPlan | None]
     ends_s: float
     host_s: float
 
 
-class Quiet(NamedTuple):
+class Leap(NamedTuple):
     """Steps that will be leapt over, all of the same `num_rows`: `ends_s`, (n + 1 + depth,), begins with the end of
-    the step before them; `step_s`, (n,), is what they cost, `kv_tokens`, (n,), what they read."""
+    the step before them; `own_s`, (n,) for each rank that runs, is what they cost that rank, `slowest_s`, (n,), the
+    slowest, and `step_s`, (n,), the group."""
 
     num_rows: int
-    kv_tokens: NDArray[np.int64]
+    own_s: list[NDArray[np.float64]]
+    slowest_s: NDArray[np.float64]
     step_s: NDArray[np.float64]
     ends_s: NDArray[np.float64]
 
@@ -96,21 +106,27 @@ class Group:
         leaps: bool = True,
     ) -> None:
         self.ranks = ranks
-        self._number = number
+        self._lanes = [Lane(number + place, rank, cost) for place, rank in enumerate(ranks)]
         self._priority = Priority.LAND + number
         self._cost = cost
         self._host = host
         self._events = events
         self._requests = requests
         self._steps = steps
+        self._lost = Lost(steps, cost, len(ranks))
         self._on_end = on_end
         self._depth = ranks[0].depth
-        self._leaps = leaps and len(ranks) == 1
+        self._has_gates = any(rank.has_gates for rank in ranks)
+        self._is_watched = any(rank.is_watched for rank in ranks)
+        self._leaps = leaps
         self._pending: deque[Step] = deque()
-        self._quiet: Quiet | None = None
+        self._leap: Leap | None = None
         self._free_at = 0.0
         self._landed_at = 0.0
+        self._gap_s = 0.0  # from the landing before to the last one
+        self._moves_asked = -1  # moves of requests when the gates of all ranks were asked
         self._turn = 0  # events of earlier turns are void
+        self._held_since: float | None = None  # ranks have work, and none may start any
         self._joining: set[int] = set()  # requests whose first step of decodes is in flight
         self._preempted: dict[int, float] = {}  # when requests that were preempted had their last token
 
@@ -123,30 +139,31 @@ class Group:
     def tell(self, rank: int, change: Callable[[Scheduler], Told], now: float) -> Told:
         """`change` what `rank` knows: a request or its KV came, or is gone."""
         self.settle(now)
+        self._wake_lane(rank)
         told = change(self.ranks[rank])
+        self._held_since = None
         if not self._pending:
             self._launch(now)
         return told
 
     def load(self, rank: int, now: float) -> LoadCounters:
         """The load of `rank` at `now`."""
-        quiet, scheduler = self._quiet, self.ranks[rank]
-        return scheduler.load() if quiet is None else scheduler.load_after(quiet.num_landed(now))
+        return self._lanes[rank].load(0 if self._leap is None else self._leap.num_landed(now))
 
     def settle(self, now: float) -> None:
-        """Take the quiet steps that have ended by now; the one that is under way at `now` is launched."""
-        quiet = self._quiet
-        if quiet is None:
+        """Take the steps of a leap that have ended by now; the one that is under way at `now` is launched."""
+        leap = self._leap
+        if leap is None:
             return
-        n = quiet.num_landed(now)
-        self._leap(quiet, n)
-        self._launch(float(quiet.ends_s[n]))
+        n = leap.num_landed(now)
+        self._take(leap, n)
+        self._launch(float(leap.ends_s[n]))
 
     # ---------------------------------------------------------------- steps
 
     def _launch(self, now: float) -> None:
         """Plan as many steps ahead as may be, and wait for the oldest."""
-        self._quiet = None
+        self._leap = None
         plans_at = now
         while len(self._pending) <= self._depth:
             step = self._plan(plans_at)
@@ -156,84 +173,161 @@ class Group:
             plans_at += step.host_s if self._depth else 0.0
         self._turn += 1
         if self._pending:
+            self._held_since = None
             self._wake_at(self._pending[0].ends_s)
         elif any(rank.has_work for rank in self.ranks):
-            self._wake_at(now + RETRY_S)
+            self._check_hope(now)
+            self._wake_at(now + RETRY_S, hopes=True)
 
-    def _wake_at(self, time_s: float) -> None:
+    def _wake_at(self, time_s: float, *, hopes: bool = False) -> None:
         turn = self._turn
-        self._events.at(time_s, self._priority, lambda: self._wake(turn, time_s))
+        self._events.at(time_s, self._priority, lambda: self._wake(turn, time_s), hopes=hopes)
 
     def _wake(self, turn: int, now: float) -> None:
         if turn != self._turn:
             return
-        if self._quiet is not None:
-            self._leap(self._quiet, self._quiet.n)
+        if self._leap is not None:
+            self._take(self._leap, self._leap.n)
         elif self._pending:
             self._land(self._pending.popleft(), now)
-        if not self._begin_quiet(now):
+        if not self._begin_leap(now):
             self._launch(now)
+
+    def _check_hope(self, now: float) -> None:
+        """Raise InvariantError when nothing but looking again has happened for so long that nothing ever will."""
+        if self._held_since is None:
+            self._held_since = now
+        if now - self._held_since < HOPELESS_S or not self._events.only_hopes:
+            return
+        held = [rank for rank in self.ranks if rank.has_work]
+        names = [f"#{request.handle}" for rank in held for request in rank.requests()]
+        raise InvariantError(
+            f"{' and '.join(sorted({rank.held_by for rank in held}))} let no request start for {HOPELESS_S:g} s, and "
+            f"nothing else will happen: {len(names)} wait, {', '.join(names[:MOST_NAMED])} first"
+        )
+
+    # ---------------------------------------------------------------- launch
 
     def _plan(self, now: float) -> Step | None:
         """Every rank's plan, and when the step ends; None when nobody can run anything."""
         plans = self._plans()
-        if not plans and any(rank.has_work for rank in self.ranks):
+        if not self._runs(plans) and any(rank.has_work for rank in self.ranks):
             plans = self._plans()  # a plan of preemptions alone made room for another
-        if not plans:
+        if not self._runs(plans):
             return None
-        loads = [(rank, load_of(plan)) for rank, plan in plans]
-        host_s = self._host(sum([load.decode_rows + load.num_chunks for _, load in loads]))
+        running = [
+            (lane, lane.next_load() if plan is None else load_of(plan))
+            for lane, plan in zip(self._lanes, plans, strict=True)
+            if plan is not None or lane.quiet is not None
+        ]
+        loads = [load for _, load in running]
+        host_s = self._host(sum([load.decode_rows + load.num_chunks for load in loads]))
         begins_s = max(self._free_at, now + host_s) if self._depth else max(self._free_at, now) + host_s
-        any_prefill = any(load.prefill_tokens for _, load in loads)
-        own_s = [self._cost.rank_s(load) for _, load in loads]
-        step_s = self._cost.shared_s(any_prefill=any_prefill) + max(own_s)
+        any_prefill = any(load.prefill_tokens for load in loads)
+        own_s = [lane.own_s(load) for lane, load in running]
+        slowest_s = max(own_s)
+        step_s = self._cost.shared_s(any_prefill=any_prefill) + slowest_s
         self._free_at = begins_s + step_s
         self._steps.count(step_s, len(self.ranks), any_prefill=any_prefill)
         if len(self.ranks) > 1:
-            self._attribute(loads, own_s)
+            self._lost.add(loads, own_s, self._free_at)
         if self._steps.sinks:
-            slowest_s = max(own_s)
-            for (rank, load), rank_s in zip(loads, own_s, strict=True):
+            for (lane, load), rank_s in zip(running, own_s, strict=True):
                 for sink in self._steps.sinks:
-                    sink.add(self._number + rank, self._free_at, step_s, slowest_s - rank_s, load)
-        for _, plan in plans:
-            for request in plan.seated:
-                if request.num_preemptions == 0:
-                    self._requests.admitted_s[request.handle] = begins_s
-                if request.output_ids and math.isnan(self._requests.first_s[request.handle]):
-                    self._token_before_decode(request.handle, begins_s)
+                    sink.add(lane.number, self._free_at, step_s, slowest_s - rank_s, load)
+        self._note_planned(plans, begins_s)
         return Step(plans, self._free_at, host_s)
 
-    def _plans(self) -> list[tuple[int, StepPlan]]:
-        """The plans in which something runs, by rank."""
-        states = tuple([rank.state() for rank in self.ranks]) if len(self.ranks) > 1 else None
-        plans = [(number, rank.schedule(states)) for number, rank in enumerate(self.ranks) if rank.has_work]
-        for _, plan in plans:
-            for request in plan.preempted:
-                self._preempted.setdefault(request.handle, self._landed_at)
-        return [(number, plan) for number, plan in plans if plan.num_tokens]
+    def _runs(self, plans: list[StepPlan | None]) -> bool:
+        """Does any rank run something?"""
+        return any(plan is not None for plan in plans) or any(lane.quiet is not None for lane in self._lanes)
+
+    def _note_planned(self, plans: list[StepPlan | None], begins_s: float) -> None:
+        admitted_s = self._requests.admitted_s
+        for lane, plan in zip(self._lanes, plans, strict=True):
+            if plan is None:
+                lane.num_planned += 1
+            elif plan.seated:
+                for request in plan.seated:
+                    if request.num_preemptions == 0:
+                        admitted_s[request.handle] = begins_s
+                    if request.output_ids and math.isnan(self._requests.first_s[request.handle]):
+                        self._token_before_decode(request.handle, begins_s)
+
+    def _plans(self) -> list[StepPlan | None]:
+        """By rank the plan in which something runs; None of quiet ranks and of those that have nothing to run."""
+        states, asks_all = self._states()
+        plans: list[StepPlan | None] = []
+        for place, lane in enumerate(self._lanes):
+            if lane.quiet is not None and (not lane.num_left or (asks_all and not lane.goes_on(states))):
+                self._wake_lane(place)
+            rank, plan = lane.rank, None
+            if lane.quiet is None and rank.has_work:
+                plan = rank.schedule(states)
+                for request in plan.preempted:
+                    self._preempted.setdefault(request.handle, self._landed_at)
+            elif lane.quiet is None and asks_all and states is not None:
+                rank.look(states)
+            plans.append(plan if plan is not None and plan.num_tokens else None)
+        return plans
+
+    def _states(self) -> tuple[tuple[RankState, ...] | None, bool]:
+        """The state of every rank, None when no rule looks at it; and must the gates of all ranks be asked, of those
+        too that only decode or are idle?"""
+        if not self._is_watched:
+            return None, False
+        asks_all = self._has_gates and not self._gates_last()
+        if asks_all:
+            self._moves_asked = self._num_moves()
+        return tuple([lane.state(self._landed_at, self._gap_s) for lane in self._lanes]), asks_all
+
+    def _gates_last(self) -> bool:
+        """Would no gate of any rank answer otherwise than when it was asked last?"""
+        return self._moves_asked == self._num_moves() and all(rank.gates_last for rank in self.ranks)
+
+    def _num_moves(self) -> int:
+        return sum([rank.num_moves for rank in self.ranks])
+
+    def _wake_lane(self, place: int) -> None:
+        """Have the scheduler of a quiet rank take the steps that it owes."""
+        lane = self._lanes[place]
+        if lane.quiet is not None:
+            for step, plan in zip(self._pending, lane.wake(self._landed_at, self._gap_s), strict=True):
+                step.plans[place] = plan
+
+    # ---------------------------------------------------------------- land
 
     def _land(self, step: Step, now: float) -> None:
-        steps, requests = self._steps, self._requests
-        for number, plan in step.plans:
-            num_decodes = len(plan.decode_seats)
-            if num_decodes:
-                num_joined = self._add_first_gaps(plan, now) if self._joining else 0
-                steps.gaps.add(now - self._landed_at, num_decodes - num_joined)
-            if self._preempted:
-                for handle in plan.sampled_handles[:num_decodes].tolist():
-                    if handle in self._preempted:  # since this step was planned
-                        self._preempted[handle] = now
-            for row in plan.prefills:
-                if row.samples:
-                    self._token_after_chunk(row.request, now)
-            output = StepOutput(tokens=np.zeros(len(plan.sampled_seats), np.int32))
-            for request in self.ranks[number].apply(plan, output).finished:
-                requests.last_s[request.handle] = now
-                requests.num_cached[request.handle] = request.num_cached
-                requests.num_preemptions[request.handle] = request.num_preemptions
-                self._on_end(request, now)
-        self._landed_at = now
+        num_tokens, gap_s = 0, now - self._landed_at
+        for lane, plan in zip(self._lanes, step.plans, strict=True):
+            if lane.quiet is not None:
+                lane.num_landed += 1
+                num_tokens += lane.quiet.num_rows
+            elif plan is not None:
+                num_tokens += len(plan.decode_seats)
+                if self._joining:
+                    num_tokens -= self._add_first_gaps(plan, now)
+                self._apply(lane.rank, plan, now)
+        if num_tokens:
+            self._steps.gaps.add(gap_s, num_tokens)
+        self._landed_at, self._gap_s = now, gap_s
+
+    def _apply(self, rank: Scheduler, plan: StepPlan, now: float) -> None:
+        """The tokens of a plan come."""
+        if self._preempted:
+            for handle in plan.sampled_handles[: len(plan.decode_seats)].tolist():
+                if handle in self._preempted:  # since this step was planned
+                    self._preempted[handle] = now
+        for row in plan.prefills:
+            if row.samples:
+                self._token_after_chunk(row.request, now)
+        output = StepOutput(tokens=np.zeros(len(plan.sampled_seats), np.int32))
+        requests = self._requests
+        for request in rank.apply(plan, output).finished:
+            requests.last_s[request.handle] = now
+            requests.num_cached[request.handle] = request.num_cached
+            requests.num_preemptions[request.handle] = request.num_preemptions
+            self._on_end(request, now)
 
     def _token_before_decode(self, handle: int, begins_s: float) -> None:
         """A request joins the decode batch with its first token: it is told now."""
@@ -262,78 +356,80 @@ class Group:
         if request.seat is None:  # preempted again, with this token in flight
             self._preempted[handle] = now
 
-    # ---------------------------------------------------------------- quiet steps
+    # ---------------------------------------------------------------- leaps
 
-    def _begin_quiet(self, now: float) -> bool:
+    def _begin_leap(self, now: float) -> bool:
         """See how many steps will be quiet, and sleep over them; the step at `now` has landed, and none is launched."""
-        if not self._leaps or len(self._pending) != self._depth or self._joining:
+        if not self._leaps or len(self._pending) != self._depth or not self._all_rest():
             return False
-        (rank,) = self.ranks
-        n = rank.quiet_steps(MOST_LEAPT)
-        if n < 2:
+        quiet = [lane for lane in self._lanes if lane.quiet is not None]
+        n = min([lane.num_left for lane in quiet], default=0)
+        if n < 2 or (self._has_gates and not self._gates_last()):
             return False
-        columns = rank.columns
-        seats = np.flatnonzero(columns.handle >= 0)
-        num_rows = len(seats)
-        # Step i of 1..n reads what its rows have computed before it, and their own token.
-        kv_tokens = int(columns.computed[seats].sum()) + num_rows * np.arange(1, n + 1)
-        host_s = self._host(num_rows)
-        step_s = self._cost.shared_s(any_prefill=False) + self._cost.decode_s(num_rows, kv_tokens)
-        if self._depth:
-            ends_s = np.empty(n + 1 + self._depth)
-            ends_s[0] = now
-            ends_s[1 : 1 + self._depth] = [step.ends_s for step in self._pending]
-            ends_s[1 + self._depth :] = step_s
-            np.add.accumulate(ends_s[self._depth :], out=ends_s[self._depth :])
-            if host_s and (ends_s[self._depth : -1] < ends_s[: -1 - self._depth] + host_s).any():
-                return False  # the host holds up a step: their ends are no plain sum
-        else:
-            ends_s = self._ends_after_host(now, host_s, step_s)
-        self._quiet = Quiet(num_rows, kv_tokens, step_s, ends_s)
+        num_rows = sum([lane.num_rows for lane in quiet])
+        own_s = [lane.own_s_ahead(n) for lane in quiet]
+        slowest_s = own_s[0] if len(own_s) == 1 else np.maximum.reduce(own_s)
+        step_s = self._cost.shared_s(any_prefill=False) + slowest_s
+        ends_s = self._ends(now, self._host(num_rows), step_s)
+        if ends_s is None:
+            return False
+        self._leap = Leap(num_rows, own_s, slowest_s, step_s, ends_s)
         self._turn += 1
         self._wake_at(float(ends_s[n]))
         return True
 
-    def _ends_after_host(self, now: float, host_s: float, step_s: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Ends of steps that are planned one after the other; the same additions in the same order as `_plan`'s."""
-        terms = np.empty(2 * len(step_s) + 1)
-        terms[0], terms[1::2], terms[2::2] = now, host_s, step_s
-        ends_s: NDArray[np.float64] = np.add.accumulate(terms)[::2]
-        return ends_s
+    def _all_rest(self) -> bool:
+        """Have every rank that may fall quiet do so. True when all are quiet or idle."""
+        all_rest = True
+        for place, lane in enumerate(self._lanes):
+            if lane.quiet is not None or lane.is_idle:
+                continue
+            if not lane.rest():
+                all_rest = False
+                continue
+            for step in self._pending:
+                step.plans[place] = None
+        return all_rest
 
-    def _leap(self, quiet: Quiet, n: int) -> None:
-        """Take the first `n` of the quiet steps."""
-        self._quiet = None
+    def _ends(self, now: float, host_s: float, step_s: NDArray[np.float64]) -> NDArray[np.float64] | None:
+        """When steps that are launched from `now` on end, (n + 1 + depth,), by the same additions in the same order as
+        `_plan`'s. None when they are no plain sum: planned ahead, and the host holds one up."""
+        depth = self._depth
+        if not depth:
+            terms = np.empty(2 * len(step_s) + 1)
+            terms[0], terms[1::2], terms[2::2] = now, host_s, step_s
+            return np.add.accumulate(terms)[::2]
+        ends_s = np.empty(len(step_s) + 1 + depth)
+        ends_s[0] = now
+        ends_s[1 : 1 + depth] = [step.ends_s for step in self._pending]
+        ends_s[1 + depth :] = step_s
+        np.add.accumulate(ends_s[depth:], out=ends_s[depth:])
+        is_held_up = host_s and (ends_s[depth:-1] < ends_s[: -1 - depth] + host_s).any()
+        return None if is_held_up else ends_s
+
+    def _take(self, leap: Leap, n: int) -> None:
+        """The first `n` steps of a leap have landed."""
+        self._leap = None
         if n == 0:
             return
-        (rank,) = self.ranks
-        rank.leap(n)
-        ends_s = quiet.ends_s
-        self._steps.gaps.add_each(ends_s[1 : n + 1] - ends_s[:n], quiet.num_rows)
-        ahead = [float(end) for end in ends_s[n + 1 : n + 1 + self._depth]]
+        ends_s, depth = leap.ends_s, self._depth
+        planned_s = ends_s[1 + depth : 1 + depth + n]
+        self._steps.gaps.add_each(ends_s[1 : n + 1] - ends_s[:n], leap.num_rows)
+        self._steps.count_leapt(leap.step_s[:n], len(self.ranks))
+        quiet = [lane for lane in self._lanes if lane.quiet is not None]
+        if len(self.ranks) > 1:
+            self._lost.add_each([own_s[:n] for own_s in leap.own_s], [lane.rows_s for lane in quiet], planned_s)
+        for lane, own_s in zip(quiet, leap.own_s, strict=True):
+            if self._steps.sinks:
+                wait_s = leap.slowest_s[:n] - own_s[:n]
+                for sink in self._steps.sinks:
+                    sink.add_decodes(
+                        lane.number, planned_s, leap.step_s[:n], wait_s, lane.num_rows, lane.kv_tokens_ahead(n)
+                    )
+            lane.num_planned += n
+            lane.num_landed += n
+        ahead = [float(end) for end in ends_s[n + 1 : n + 1 + depth]]
         self._pending = deque(step._replace(ends_s=end) for step, end in zip(self._pending, ahead, strict=True))
         self._landed_at = float(ends_s[n])
+        self._gap_s = float(ends_s[n] - ends_s[n - 1])
         self._free_at = ahead[-1] if ahead else self._landed_at
-        self._steps.count_leapt(quiet.step_s[:n])
-        if self._steps.sinks:
-            planned_s, wait_s = ends_s[1 + self._depth : 1 + self._depth + n], np.zeros(n)
-            for sink in self._steps.sinks:
-                sink.add_decodes(self._number, planned_s, quiet.step_s[:n], wait_s, quiet.num_rows, quiet.kv_tokens[:n])
-
-    # ---------------------------------------------------------------- sums
-
-    def _attribute(self, loads: list[tuple[int, StepLoad]], own_s: list[float]) -> None:
-        """What the other ranks lose to the slowest: by the prefills, rows and KV that it has and they have not."""
-        slowest = max(range(len(loads)), key=own_s.__getitem__)
-        rank_s, lost_s, num_ranks = self._cost.rank_s, self._steps.lost_s, len(self.ranks)
-        all_loads = [load for _, load in loads]
-        rows_s = [rank_s(StepLoad(decode_rows=load.decode_rows)) for load in all_loads]
-        decode_s = [rank_s(StepLoad(decode_rows=load.decode_rows, kv_tokens=load.kv_tokens)) for load in all_loads]
-        prefill_s = num_ranks * (own_s[slowest] - decode_s[slowest]) - (sum(own_s) - sum(decode_s))
-        kv_s = num_ranks * (decode_s[slowest] - rows_s[slowest]) - (sum(decode_s) - sum(rows_s))
-        seats_s = num_ranks * rows_s[slowest] - sum(rows_s)
-        lost_s["prefill"] += prefill_s
-        lost_s["kv"] += kv_s
-        lost_s["seats"] += seats_s
-        for sink in self._steps.loss_sinks:
-            sink.add_lost(self._free_at, prefill_s, seats_s, kv_s)

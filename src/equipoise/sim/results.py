@@ -149,7 +149,6 @@ class Requests:
 class Steps:
     """Sums over the steps of all ranks.
 
-    lost_s: rank-seconds that ranks of lockstep groups waited for their slowest, by what made it slow
     sinks: they are told of every step of every rank; `loss_sinks`: of what was lost to the slowest rank in each
     """
 
@@ -160,7 +159,7 @@ class Steps:
         self.num_prefill_steps = 0
         self.num_leapt = 0
         self.busy_ps = 0
-        self.lost_s = {"prefill": 0.0, "seats": 0.0, "kv": 0.0}
+        self.lost_ps = {"prefill": 0, "seats": 0, "kv": 0}
         self.gaps = GapHistogram()
 
     @property
@@ -168,17 +167,26 @@ class Steps:
         """Rank-seconds in steps."""
         return self.busy_ps / PS
 
+    @property
+    def lost_s(self) -> dict[str, float]:
+        """Rank-seconds that ranks of lockstep groups waited for their slowest, by what made it slow."""
+        return {part: lost_ps / PS for part, lost_ps in self.lost_ps.items()}
+
+    def lose(self, part: str, lost_s: Floats) -> None:
+        """Steps of a group lost so many rank-seconds by `part`."""
+        self.lost_ps[part] += int(_ps(lost_s).sum())
+
     def count(self, step_s: float, num_ranks: int, *, any_prefill: bool) -> None:
         """A step of a group of `num_ranks` took so long."""
         self.num_steps += 1
         self.num_prefill_steps += any_prefill
         self.busy_ps += round(step_s * PS) * num_ranks
 
-    def count_leapt(self, step_s: Floats) -> None:
-        """So many steps of a lone rank, without a prefill, took so long each."""
+    def count_leapt(self, step_s: Floats, num_ranks: int) -> None:
+        """So many steps of a group of `num_ranks`, without a prefill, took so long each."""
         self.num_steps += len(step_s)
         self.num_leapt += len(step_s)
-        self.busy_ps += int(_ps(step_s).sum())
+        self.busy_ps += int(_ps(step_s).sum()) * num_ranks
 
 
 PERCENTILES = (50, 90, 95, 99)
