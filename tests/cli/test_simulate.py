@@ -77,7 +77,7 @@ def test_the_same_scenario_gives_the_same_files(folder: Path) -> None:
     for out in ("first", "second"):
         assert run("small.yaml", "--out", out, "--steps", cwd=folder).returncode == 0
     names = sorted(path.name for path in (folder / "first").iterdir())
-    assert names == ["requests.parquet", "scenario.yaml", "steps.parquet", "summary.json"]
+    assert names == ["report.html", "requests.parquet", "scenario.yaml", "steps.parquet", "summary.json"]
     for name in names:
         assert (folder / "first" / name).read_bytes() == (folder / "second" / name).read_bytes()
 

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise.errors import ConfigError
+from equipoise.sim.fleet import first_ranks
 from equipoise.sim.run import Simulation, simulate
 from equipoise.sim.scenario import make_scenario
 from equipoise.sim.step_log import StepLog
@@ -133,7 +134,7 @@ def bits(results: Results, log: StepLog | None = None) -> dict[str, bytes]:
     """Everything that came of a simulation, to the last bit."""
     found = {name: column.tobytes() for name, column in results.requests.columns().items()}
     if log is not None:
-        columns = log.columns(results.scenario.fleet.ranks)
+        columns = log.columns(first_ranks(results.scenario.fleet))
         found |= {f"step_{name}": column.tobytes() for name, column in columns.items()}
     return found | {name: np.float64(value).tobytes() for name, value in results.summary().items()}
 

@@ -12,11 +12,12 @@ from equipoise.cli import EXIT_OK
 from equipoise.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
+    from equipoise.sim.report.series import StepSeries
     from equipoise.sim.run import Results
     from equipoise.sim.scenario import Scenario
-    from equipoise.sim.step_log import StepSink
+    from equipoise.sim.step_log import StepLog
 
 _FIELDS = Group("Settings of the scenario, for short", sort_key=1)
 _RESULTS = Group("Results", sort_key=2)
@@ -57,7 +58,10 @@ def simulate(
     ] = False,
     out: Annotated[
         Path | None,
-        Parameter(group=_RESULTS, help="Folder for summary.json, scenario.yaml and requests.parquet."),
+        Parameter(group=_RESULTS, help="Folder for summary.json, scenario.yaml, requests.parquet and report.html."),
+    ] = None,
+    report: Annotated[
+        Path | None, Parameter(group=_RESULTS, help="File for a page with plots that opens offline (.html).")
     ] = None,
     steps: Annotated[
         bool,
@@ -87,7 +91,7 @@ def simulate(
     }
     overrides = [f"{path}={value}" for path, value in short.items() if value is not None]
     overrides += [*_load(concurrency, rate), *_trace(trace), *(set_ or ())]
-    _run(*_scenario(file, overrides), json=json, out=out, steps=steps)
+    _run(*_scenario(file, overrides), json=json, out=out, report=report, steps=steps)
     return EXIT_OK
 
 
@@ -117,8 +121,10 @@ def _scenario(file: Path | None, overrides: list[str]) -> tuple[Scenario, Path]:
     return read_scenario(file, overrides), file.parent
 
 
-def _run(scenario: Scenario, folder: Path, *, json: bool, out: Path | None, steps: bool) -> None:
-    from equipoise.sim.report.files import check_can_save, save, summary_json
+def _run(scenario: Scenario, folder: Path, *, json: bool, out: Path | None, report: Path | None, steps: bool) -> None:
+    from equipoise.sim.report.charts import check_can_draw
+    from equipoise.sim.report.files import REPORT, check_can_save, check_can_write, save, save_report, summary_json
+    from equipoise.sim.report.series import StepSeries
     from equipoise.sim.report.table import table
     from equipoise.sim.step_log import StepLog
 
@@ -126,14 +132,22 @@ def _run(scenario: Scenario, folder: Path, *, json: bool, out: Path | None, step
         raise ConfigError("steps: they are written to a folder, name it with --out")
     if out is not None:
         check_can_save(out)
-    log = StepLog() if steps else None
-    results = _with_progress(scenario, folder, [log] if log else [])
+    pages = [path for path in (out and out / REPORT, report) if path is not None]
+    if pages:
+        check_can_draw("out" if report is None else "report")
+    if report is not None:
+        check_can_write("report", report)
+    log, series = StepLog() if steps else None, StepSeries() if pages else None
+    results = _with_progress(scenario, folder, log, series)
     if out is not None:
         save(results, out, log)
+    if series is not None:
+        for path in pages:
+            save_report(results, series, path)
     print(summary_json(results).decode() if json else table(results), end="" if json else "\n")
 
 
-def _with_progress(scenario: Scenario, folder: Path, sinks: Sequence[StepSink]) -> Results:
+def _with_progress(scenario: Scenario, folder: Path, log: StepLog | None, series: StepSeries | None) -> Results:
     """Run it; on a terminal a bar on stderr tells how far it is."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -150,7 +164,13 @@ def _with_progress(scenario: Scenario, folder: Path, sinks: Sequence[StepSink]) 
                 progress.update(task, completed=num_ended, description=f"{scenario.name}, second {now_s:,.0f}")
 
         on_progress: Callable[[int, float], None] | None = move if is_terminal else None
-        return simulate(scenario, folder=folder, sinks=sinks, on_progress=on_progress)
+        return simulate(
+            scenario,
+            folder=folder,
+            sinks=[sink for sink in (log, series) if sink is not None],
+            loss_sinks=[series] if series else [],
+            on_progress=on_progress,
+        )
 
 
 def _example(name: str) -> str:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from equipoise.exec.cost import StepLoad
@@ -78,10 +80,13 @@ class StepLog:
         for name, column in zip((*INTEGERS, *FLOATS), values, strict=True):
             self._columns[name].frombytes(np.ascontiguousarray(column).tobytes())
 
-    def columns(self, num_ranks: int) -> dict[str, NDArray[Any]]:
-        """All columns by name, in the order of the steps' ends; `worker` and `rank` of workers of `num_ranks`."""
+    def columns(self, first_ranks: Sequence[int]) -> dict[str, NDArray[Any]]:
+        """All columns by name, in the order of the steps' ends; `worker`, and `rank` of it.
+
+        `first_ranks`: the number of each worker's first rank (`equipoise.sim.fleet.first_ranks`)."""
         columns = {name: np.array(column) for name, column in self._columns.items()}
         order = np.lexsort((columns["rank"], columns["ends_s"]))
         columns = {name: column[order] for name, column in columns.items()}
-        worker, rank = np.divmod(columns.pop("rank"), num_ranks)
-        return {"worker": worker, "rank": rank, **columns}
+        number, firsts = columns.pop("rank"), np.array(first_ranks)
+        worker = firsts.searchsorted(number, side="right") - 1
+        return {"worker": worker, "rank": number - firsts[worker], **columns}

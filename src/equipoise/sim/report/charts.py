@@ -15,10 +15,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from equipoise.errors import ConfigError
-from equipoise.sim.report.page import Folded, Plot, Section, Table, save_page
+from equipoise.sim.report.page import Figures, Folded, Plot, Section, Table, save_page
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Axis",
+    "Figures",
     "Folded",
     "Plot",
     "Section",
@@ -54,6 +55,7 @@ __all__ = [
 HEIGHT = 260
 """Pixels; charts are as wide as the page."""
 SVG_WIDTH = 640
+MOST_OUTLINED = 20_000
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,7 @@ def lines(
     by: str | None = None,
     stacked: bool = False,
     dots: bool = False,
+    interpolate: Literal["linear", "step-before"] = "linear",
     marked: Mapping[str, float] | None = None,
 ) -> Chart:
     """A line for each value of `by`; or areas, `stacked`. `dots` marks each row. `marked` draws vertical lines at
@@ -98,9 +101,13 @@ def lines(
     data, names = _data(rows)
     base = alt.Chart(data).encode(x=_quantitative(alt.X, x), tooltip=_tooltips(names, (x, y), by), **_color(rows, by))
     if stacked:
-        drawn = base.mark_area(line={"strokeWidth": 1}, fillOpacity=0.55).encode(y=_quantitative(alt.Y, y))
+        drawn = base.mark_area(line={"strokeWidth": 1}, fillOpacity=0.55, interpolate=interpolate).encode(
+            y=_quantitative(alt.Y, y)
+        )
     else:
-        drawn = base.mark_line(point={"size": 34} if dots else False).encode(y=_quantitative(alt.Y, y))
+        drawn = base.mark_line(point={"size": 34} if dots else False, interpolate=interpolate).encode(
+            y=_quantitative(alt.Y, y)
+        )
     return _with_rules(drawn, x, marked) if marked else _sized(drawn)
 
 
@@ -126,9 +133,16 @@ def bars(rows: Iterable[Row], x: Axis, y: Axis, *, by: str | None = None, stacke
 
 
 def points(
-    rows: Iterable[Row], x: Axis, y: Axis, *, by: str | None = None, size: int = 22, opacity: float = 0.55
+    rows: Iterable[Row],
+    x: Axis,
+    y: Axis,
+    *,
+    by: str | None = None,
+    order: Sequence[str] = (),
+    size: int = 22,
+    opacity: float = 0.55,
 ) -> Chart:
-    """A scatter plot; tooltips tell all fields of a row."""
+    """A scatter plot; tooltips tell all fields of a row. `order`: of the colours of `by`, by default that of rows."""
     import altair as alt
 
     rows = list(rows)
@@ -140,7 +154,7 @@ def points(
             x=_quantitative(alt.X, x),
             y=_quantitative(alt.Y, y),
             tooltip=_tooltips(names, (x, y), by),
-            **_color(rows, by),
+            **_color(rows, by, order),
         )
     )
     return _sized(drawn)
@@ -221,7 +235,14 @@ def heat(rows: Iterable[Row], x: Axis, y: Axis, value: Axis, *, middle: float | 
 
 
 def grid(
-    values: NDArray[np.float64], x: Axis, y: Axis, value: Axis, *, x_step: float, y_step: float = 1, digits: int = 3
+    values: NDArray[np.floating[Any]],
+    x: Axis,
+    y: Axis,
+    value: Axis,
+    *,
+    x_step: float,
+    y_step: float = 1,
+    digits: int = 3,
 ) -> Chart:
     """A heat map of a dense (rows, columns) array, row 0 on top: cells `x_step` wide, `y_step` high, from zero on.
 
@@ -233,6 +254,10 @@ def grid(
     flat = ",".join([_short(each, digits) for each in values.ravel().tolist()])
     place = f"floor((datum.i - 1) / {num_columns})", f"((datum.i - 1) % {num_columns})"
     height = min(max(num_rows * 22, 90), max(300, min(num_rows, 560)))
+    scale = alt.Scale(zero=value.zero, nice=True)
+    # Seams show between cells that are wide; outlines take as long to draw as the cells.
+    stroke = alt.Stroke("data", type="quantitative", scale=scale, legend=None)
+    outline = {"stroke": stroke} if values.size <= MOST_OUTLINED else {}
     cells = (
         alt.Chart(alt.InlineData(values=f"[{flat}]", format=alt.JsonDataFormat(type="json")))
         .transform_window(i="row_number()")
@@ -245,7 +270,7 @@ def grid(
                 "to": f"({place[1]} + 1) * {x_step!r}",
             }
         )
-        .mark_rect(strokeWidth=0)
+        .mark_rect(strokeWidth=0.8)
         .encode(
             x=alt.X("from", type="quantitative", title=x.title, scale=alt.Scale(nice=False, zero=False), axis=_ticks()),
             x2=alt.X2("to"),
@@ -257,13 +282,8 @@ def grid(
                 axis=alt.Axis(tickMinStep=1, grid=False, format="d", offset=3),
             ),
             y2=alt.Y2("bottom"),
-            color=alt.Color(
-                "data",
-                type="quantitative",
-                title=value.title,
-                scale=alt.Scale(zero=value.zero, nice=True),
-                legend=_legend(),
-            ),
+            color=alt.Color("data", type="quantitative", title=value.title, scale=scale, legend=_legend()),
+            **outline,
             tooltip=[
                 alt.Tooltip("row", type="quantitative", title=y.title, format="d"),
                 alt.Tooltip("from", type="quantitative", title=x.title, format=x.format),
@@ -400,20 +420,20 @@ def _span(values: Sequence[float]) -> tuple[float, float]:
 def _quantitative(channel: type[alt.X] | type[alt.Y], axis: Axis) -> alt.X | alt.Y:
     import altair as alt
 
-    scale = alt.Scale(type="log") if axis.log else alt.Scale(zero=axis.zero)
-    return channel(axis.field, type="quantitative", title=axis.title, scale=scale, axis=_ticks())
+    scale = alt.Scale(type="log", nice=False) if axis.log else alt.Scale(zero=axis.zero)
+    return channel(axis.field, type="quantitative", title=axis.title, scale=scale, axis=_ticks(log=axis.log))
 
 
-def _ticks() -> alt.Axis:
+def _ticks(*, log: bool = False) -> alt.Axis:
     import altair as alt
 
-    return alt.Axis(tickCount=6, labelExpr=_LABEL, labelOverlap=True)
+    return alt.Axis(labelExpr=_LOG_LABEL) if log else alt.Axis(tickCount=6, labelExpr=_LABEL, labelOverlap=True)
 
 
 def _legend() -> alt.Legend:
     import altair as alt
 
-    return alt.Legend(labelExpr=_LABEL)
+    return alt.Legend(labelExpr=_LABEL, type="gradient")
 
 
 def _nominal(channel: type[alt.X] | type[alt.Y], axis: Axis) -> alt.X | alt.Y:
@@ -422,17 +442,19 @@ def _nominal(channel: type[alt.X] | type[alt.Y], axis: Axis) -> alt.X | alt.Y:
     return channel(axis.field, type="nominal", title=axis.title, sort=None, axis=alt.Axis(labelAngle=0))
 
 
-def _color(rows: Iterable[Row], by: str | None) -> dict[str, alt.Color]:
-    """Colours by `by`, in the order in which rows name its values."""
+def _color(rows: Iterable[Row], by: str | None, order: Sequence[str] = ()) -> dict[str, alt.Color]:
+    """Colours by `by`, in the order in which rows name its values, or in this one."""
     import altair as alt
 
     if by is None:
         return {}
-    domain = list(dict.fromkeys(str(row[by]) for row in rows))
+    domain = [*order] or list(dict.fromkeys(str(row[by]) for row in rows))
     return {"color": alt.Color(by, type="nominal", title=None, sort=domain, scale=alt.Scale(domain=domain))}
 
 
 _LABEL = "abs(datum.value) >= 10000 ? format(datum.value, '.3~s') : format(datum.value, ',.4~r')"
+# Of a logarithmic scale every tenth is a tick: 1, 2 and 5 have labels.
+_LOG_LABEL = f"indexof('125', format(datum.value, '.0e')[0]) >= 0 ? {_LABEL} : ''"
 
 
 def _tooltips(names: Mapping[str, bool], axes: Sequence[Axis], by: str | None) -> list[alt.Tooltip]:

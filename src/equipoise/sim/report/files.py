@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from equipoise.errors import ConfigError
+from equipoise.sim.fleet import first_ranks
+from equipoise.sim.report.page import save_page
+from equipoise.sim.report.sections import sections, subtitle
 from equipoise.sim.scenario import as_table
 
 if TYPE_CHECKING:
@@ -17,10 +20,12 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from equipoise.sim.report.series import StepSeries
     from equipoise.sim.run import Results
     from equipoise.sim.step_log import StepLog
 
 SUMMARY, SCENARIO, REQUESTS, STEPS = "summary.json", "scenario.yaml", "requests.parquet", "steps.parquet"
+REPORT = "report.html"
 
 
 def check_can_save(folder: Path) -> None:
@@ -37,9 +42,23 @@ def save(results: Results, folder: Path, log: StepLog | None = None) -> None:
     """Write all that is known into `folder`, which exists; steps when `log` has them."""
     (folder / SUMMARY).write_bytes(summary_json(results))
     (folder / SCENARIO).write_bytes(msgspec.yaml.encode(as_table(results.scenario)))
-    _write(folder / REQUESTS, results.requests.columns())
+    _write(folder / REQUESTS, results.columns())
     if log is not None:
-        _write(folder / STEPS, log.columns(results.scenario.fleet.ranks))
+        _write(folder / STEPS, log.columns(first_ranks(results.scenario.fleet)))
+
+
+def check_can_write(option: str, path: Path) -> None:
+    """Make the folder of `path`. Raises ConfigError, naming `option`, when the file could not be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.open("ab").close()
+    except OSError as error:
+        raise ConfigError(f"{option}: {path}: {error.strerror}") from None
+
+
+def save_report(results: Results, series: StepSeries, path: Path) -> None:
+    """Write a page that shows them. Raises OSError."""
+    save_page(path, results.scenario.name, sections(results, series), subtitle=subtitle(results))
 
 
 def summary_json(results: Results) -> bytes:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import msgspec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
+
+    Part: TypeAlias = "Plot | Table | Figures | Folded | str | tuple[Plot | Table, ...]"
 
 
 class Chart(Protocol):
@@ -40,6 +42,13 @@ class Table:
 
 
 @dataclass(frozen=True)
+class Figures:
+    """Large numbers in a line: what each is, the number with its unit, and a remark."""
+
+    figures: Sequence[tuple[str, str, str]]
+
+
+@dataclass(frozen=True)
 class Folded:
     """Text as it is, of which only the title shows at first."""
 
@@ -49,10 +58,10 @@ class Folded:
 
 @dataclass(frozen=True)
 class Section:
-    """Parts in order under a heading; a string is a paragraph. Two plots in a row of `beside` share a line."""
+    """Parts in order under a heading; a string is a paragraph, what is in a tuple stands side by side."""
 
     title: str
-    parts: Sequence[Plot | Table | Folded | str | tuple[Plot, ...]]
+    parts: Sequence[Part]
 
 
 def save_page(path: Path, title: str, sections: Sequence[Section], *, subtitle: str = "") -> None:
@@ -83,16 +92,19 @@ def _section(section: Section, charts: list[Plot]) -> str:
     return f"<section><h2>{escape(section.title)}</h2>{parts}</section>\n"
 
 
-def _part(part: Plot | Table | Folded | str | tuple[Plot, ...], charts: list[Plot]) -> str:
+def _part(part: Part, charts: list[Plot]) -> str:
     match part:
         case str():
             return f"<p>{escape(part)}</p>"
         case tuple():
-            return f'<div class="beside">{"".join(_plot(plot, charts) for plot in part)}</div>'
+            kind = "tables" if all(isinstance(each, Table) for each in part) else "beside"
+            return f'<div class="{kind}">{"".join(_part(each, charts) for each in part)}</div>'
         case Plot():
             return _plot(part, charts)
         case Table():
             return _table(part)
+        case Figures():
+            return f'<div class="figures">{"".join(map(_figure, part.figures))}</div>'
         case Folded():
             return f"<details><summary>{escape(part.title)}</summary><pre>{escape(part.text)}</pre></details>"
 
@@ -105,6 +117,11 @@ def _plot(plot: Plot, charts: list[Plot]) -> str:
         f'<h3 id="title{number}">{escape(plot.title)}</h3><div class="chart" id="chart{number}"></div>'
         f'<figcaption id="text{number}">{escape(plot.sentence)}</figcaption></figure>'
     )
+
+
+def _figure(figure: tuple[str, str, str]) -> str:
+    what, value, remark = map(escape, figure)
+    return f'<div><div class="number">{value}</div><div>{what}</div><div class="remark">{remark}</div></div>'
 
 
 def _table(table: Table) -> str:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
 
-MOST_BINS = 400
+MOST_BINS_OF_LOSSES = 160
 MOST_BINS_OF_RANKS = 240
 MOST_WAITING = 1 << 15
 """Steps that are kept until they are counted together."""
@@ -38,13 +38,14 @@ class StepSeries:
 
     ranks: quantities by rank and time; lost: nanoseconds of ranks that waited for the slowest, one row, by LOST_PARTS
     durations: (2, bins) steps of ranks by duration, those without a chunk and those with one; below
-    DURATION_EDGES_S[0], from there to the next, and so on
+    DURATION_EDGES_S[0], from there to the next, and so on; times_us: microseconds in them
     """
 
     def __init__(self) -> None:
         self._ranks = TimeBins(MOST_BINS_OF_RANKS, 6)
-        self._lost = TimeBins(MOST_BINS, len(LOST_PARTS))
+        self._lost = TimeBins(MOST_BINS_OF_LOSSES, len(LOST_PARTS))
         self._durations = np.zeros((2, len(DURATION_EDGES_S) + 1), np.int64)
+        self._times_us = np.zeros_like(self._durations)
         self._steps: list[tuple[float, ...]] = []
         self._decodes: list[Floats] = []
         self._losses: list[tuple[float, ...]] = []
@@ -105,6 +106,12 @@ class StepSeries:
         self._count()
         return self._durations
 
+    @property
+    def times_us(self) -> NDArray[np.int64]:
+        """Microseconds of ranks in steps."""
+        self._count()
+        return self._times_us
+
     # ---------------------------------------------------------------- counting many at once
 
     def _count(self) -> None:
@@ -123,7 +130,9 @@ class StepSeries:
             amounts=np.column_stack([counts[:, 3:], as_us(rows[:, 3])]),
         )
         bins = DURATION_EDGES_S.searchsorted(rows[:, 2], side="right")
-        np.add.at(self._durations, ((counts[:, 3] > 0).astype(np.int64), bins), 1)
+        kinds = (counts[:, 3] > 0).astype(np.int64)
+        np.add.at(self._durations, (kinds, bins), 1)
+        np.add.at(self._times_us, (kinds, bins), ends_us - begins_us)
 
     def _count_losses(self) -> None:
         if not self._losses:

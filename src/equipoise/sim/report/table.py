@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from equipoise.sim.fleet import sizes_of
+from equipoise.sim.report.words import fleet_in_words
 from equipoise.sim.results import PERCENTILES
 
 if TYPE_CHECKING:
@@ -29,9 +31,7 @@ def table(results: Results) -> str:
 
 def _lines(results: Results, summary: Mapping[str, float]) -> Iterator[str]:
     scenario, objectives = results.scenario, results.scenario.objectives
-    fleet = scenario.fleet
-    step = "in lockstep" if fleet.lockstep else "independent"
-    yield f"{scenario.name}: {fleet.workers} workers of {fleet.ranks} ranks, {step}, seed {scenario.seed}"
+    yield f"{scenario.name}: {fleet_in_words(scenario.fleet)}, seed {scenario.seed}"
     yield f"cost: {results.cost_source}"
     yield ""
     yield _row("requests", "finished", "refused", "seconds")
@@ -51,7 +51,7 @@ def _lines(results: Results, summary: Mapping[str, float]) -> Iterator[str]:
     yield _row("steps", "all", "prefill", "preempted", "prefix hits", "ranks busy")
     counts = (_number(summary[name]) for name in ("num_steps", "num_prefill_steps", "num_preemptions"))
     yield _row("", *counts, _share(summary["prefix_hit_share"]), _share(summary["busy_share"]))
-    if fleet.lockstep and fleet.ranks > 1:
+    if scenario.fleet.lockstep and any(size.ranks > 1 for size in sizes_of(scenario.fleet).values()):
         yield ""
         yield _row("lost to the slowest rank", "all", "prefill", "seats", "KV")
         lost = ("lost_share", "lost_to_prefill_share", "lost_to_seats_share", "lost_to_kv_share")
