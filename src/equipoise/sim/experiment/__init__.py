@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 EXPERIMENTS = {
     "balance": "balance",
+    "routing": "routing",
     "async": "overlap",
     "pages": "pages",
     "load": "load",
