@@ -24,10 +24,10 @@ BODIES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.fixture(scope="module")
-def two() -> Iterator[Server]:
+@pytest.fixture(scope="module", params=[(), ("--lockstep",)], ids=["independent", "lockstep"])
+def two(request: pytest.FixtureRequest) -> Iterator[Server]:
     flags = ("--model", str(checkpoint("llama")), "--num-pages", "512", "--served-model-name", "tiny")
-    with serve(*flags, "--dp-size", "2") as server:
+    with serve(*flags, "--dp-size", "2", *request.param) as server:
         yield server
 
 

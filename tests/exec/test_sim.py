@@ -14,7 +14,7 @@ from equipoise.clock import VirtualClock, WallClock
 from equipoise.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, SimExecutorConfig
 from equipoise.errors import ConfigError, InvalidValueError
 from equipoise.exec.cost import LinearCost
-from equipoise.exec.sim import SimExecutor, SimVocabulary, sim_info
+from equipoise.exec.sim import SimExecutor, SimVocabulary, StepPart, sim_info
 from equipoise.request import Grammar, Request, SamplingParams
 from equipoise.sched.assemble import build_scheduler
 from equipoise.sched.columns import Columns
@@ -178,3 +178,99 @@ def test_info_follows_the_settings() -> None:
     assert (info.vocab_size, info.eos_ids, info.max_model_len) == (123, (1,), 77)
     assert (info.page_size, info.num_pages) == (8, 9)
     assert sim_info(EngineConfig(sim=SIM)).vocab_size == 50
+
+
+# ---------------------------------------------------------------- lockstep
+
+
+class Table:
+    """A GroupClock: ranks put their parts on it, step by step."""
+
+    def __init__(self, num_ranks: int) -> None:
+        self.num_ranks = num_ranks
+        self.steps: list[list[StepPart]] = []
+
+    def rank(self) -> Seat:
+        return Seat(self)
+
+
+class Seat:
+    """One rank's place at a Table."""
+
+    def __init__(self, table: Table) -> None:
+        self.table = table
+        self.num = 0
+
+    def begin(self, part: StepPart) -> PartsOf:
+        if self.num == len(self.table.steps):
+            self.table.steps.append([])
+        parts = self.table.steps[self.num]
+        parts.append(part)
+        self.num += 1
+        return PartsOf(parts, self.table.num_ranks)
+
+
+class PartsOf:
+    """The parts of a step, when all are there."""
+
+    def __init__(self, parts: list[StepPart], num_ranks: int) -> None:
+        self.parts = parts
+        self.num_ranks = num_ranks
+
+    def done(self) -> bool:
+        return len(self.parts) == self.num_ranks
+
+    def wait(self) -> list[StepPart]:
+        assert self.done(), "a rank would wait for ever"
+        return self.parts
+
+
+def group_of(num_ranks: int, cost: LinearCost) -> tuple[list[SimExecutor], list[VirtualClock]]:
+    """Executors in lockstep, each with a clock of its own."""
+    table, info = Table(num_ranks), sim_info(EngineConfig(sim=SIM, cache=CacheConfig(page_size=4)))
+    clocks = [VirtualClock() for _ in range(num_ranks)]
+    sims = [SimExecutor(info, cost, clock, group=table.rank()) for clock in clocks]
+    for sim in sims:
+        sim.bind(Columns(8, 200, 50))
+    return sims, clocks
+
+
+def decodes(*starts: int) -> StepPlan:
+    """A plan that decodes a row at each of `starts`."""
+    plan = StepPlan(0)
+    plan.decode_seats = np.arange(len(starts), dtype=np.int64)
+    plan.decode_starts = np.array(starts, np.int64)
+    plan.sampled_seats, plan.sampled_at = plan.decode_seats, plan.decode_starts + 1
+    plan.sampled_handles = plan.decode_seats
+    plan.num_tokens = len(starts)
+    return plan
+
+
+def test_a_step_of_a_group_ends_with_its_slowest_rank() -> None:
+    sims, clocks = group_of(3, LinearCost(step_s=10.0, decode_row_s=1.0))
+    clocks[1].advance(0.5)  # it comes last
+    steps = [sims[0].submit(decodes(5)), sims[1].submit(decodes(5, 6, 7)), sims[2].submit_idle()]
+    outputs = [step.result() for step in steps]
+    assert [clock.now() for clock in clocks] == [0.5 + 10 + 3] * 3
+    assert [output.wait_s for output in outputs] == [2.0, 0.0, 0.0]
+    assert [len(output.tokens) for output in outputs] == [1, 3, 0]
+
+
+def test_steps_launched_ahead_follow_one_another() -> None:
+    sims, clocks = group_of(2, LinearCost(step_s=10.0, decode_row_s=1.0))
+    first = [sims[0].submit(decodes(5)), sims[1].submit_idle()]
+    second = [sims[0].submit_idle(), sims[1].submit(decodes(5, 6))]
+    assert not first[0].done()
+    assert [step.result().wait_s for step in first] == [0.0, 0.0]
+    assert [clock.now() for clock in clocks] == [11.0, 11.0]
+    assert first[0].done()
+    assert second[0].ends_at() == 11 + 12
+    assert [step.result().wait_s for step in second] == [0.0, 0.0]
+    assert [clock.now() for clock in clocks] == [23.0, 23.0]
+
+
+def test_a_step_that_nobody_has_rows_for_takes_no_time() -> None:
+    sims, clocks = group_of(2, LinearCost(step_s=10.0))
+    for step in [sim.submit_idle() for sim in sims]:
+        step.result()
+    assert [clock.now() for clock in clocks] == [0.0, 0.0]
