@@ -25,6 +25,11 @@ if TYPE_CHECKING:
 SMALL = {"workload": {"num_requests": 8, "concurrency": 4, "prompt": {"mean": 50}, "output": {"mean": 5}}}
 POLICIES = """
 import os, signal
+import logging
+def warns():
+    from equipoise.route.ranks import RoundRobin
+    logging.getLogger("equipoise.own").warning("beyond what was measured")
+    return RoundRobin()
 def dies(seed=0): os.kill(os.getpid(), signal.SIGKILL)
 def breaks(seed=0): raise LookupError("no such thing")
 """
@@ -142,6 +147,11 @@ def test_keys_are_unique() -> None:
 def test_where_nothing_can_be_kept_nothing_is_run(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="Is a directory"):
         run_jobs(three(), num_processes=1, kept=tmp_path)
+
+
+def test_a_warning_of_many_processes_is_logged_once(here: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run_jobs([job(str(i), f"seed={i}", "routing.rank_policy=own:warns") for i in range(3)], num_processes=2)
+    assert [record.getMessage() for record in caplog.records] == ["beyond what was measured"]
 
 
 SCRIPT = """

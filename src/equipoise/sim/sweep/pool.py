@@ -6,6 +6,7 @@ processes outlive a parent that is killed.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import traceback
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from equipoise.sim.scenario import Scenario
+
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -74,18 +78,19 @@ def _bug(error: Exception) -> str:
 
 def _in_processes(jobs: Iterator[Job], num_processes: int) -> Generator[tuple[Job, Outcome]]:
     workers: list[_Worker] = []
+    warned: set[str] = set()
     try:
         for job in jobs:
             if len(workers) < num_processes:
                 workers.append(_Worker(job))
                 continue
             for worker in _ended(workers):
-                yield worker.job, worker.outcome()
+                yield worker.job, worker.outcome(warned)
                 worker.give(job)
                 break
         while workers:
             worker = _ended(workers)[0]
-            yield worker.job, worker.outcome()
+            yield worker.job, worker.outcome(warned)
             workers.remove(worker)
             worker.end()
     finally:
@@ -128,12 +133,16 @@ class _Worker:
         with suppress(OSError):  # it died just now: reading from it says so
             self.pipe.send(job)
 
-    def outcome(self) -> Outcome:
-        """What came of the job. Raises EquipoiseError when the process ended before it could begin any."""
+    def outcome(self, warned: set[str]) -> Outcome:
+        """What came of the job; what it warned of is logged, unless it is in `warned` already.
+
+        Raises EquipoiseError when the process ended before it could begin any."""
         try:
             if not self._has_begun:
                 self._has_begun = self.pipe.recv()
-            found: Outcome = self.pipe.recv()
+            found: Outcome
+            warnings: list[str]
+            found, warnings = self.pipe.recv()
         except (EOFError, OSError):
             self._process.join()
             code = self._process.exitcode
@@ -142,6 +151,10 @@ class _Worker:
                     f"processes: one ended with exit code {code} as it started. {MAIN_GUARD}"
                 ) from None
             return Failure(_died(code))
+        for warning in warnings:
+            if warning not in warned:
+                warned.add(warning)
+                log.warning("%s", warning)
         return found
 
     def end(self) -> None:
@@ -161,11 +174,26 @@ def _died(code: int | None) -> str:
 
 
 def _serve(pipe: Connection) -> None:
-    """The life of a process: jobs in, outcomes out, until it is ended or its parent is gone."""
+    """The life of a process: jobs in, outcomes and warnings out, until it is ended or its parent is gone."""
     Thread(target=_end_with_parent, daemon=True).start()
+    heard = _Heard(logging.WARNING)
+    logging.getLogger().addHandler(heard)
     pipe.send(True)
     while True:
-        pipe.send(run(pipe.recv()))
+        found = run(pipe.recv())
+        pipe.send((found, heard.messages))
+        heard.messages = []
+
+
+class _Heard(logging.Handler):
+    """Keeps messages for the process that can tell whether the user has read them already."""
+
+    def __init__(self, level: int) -> None:
+        super().__init__(level)
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
 
 
 def _end_with_parent() -> None:

@@ -147,3 +147,5 @@ def _check(scenario: Scenario, folder: Path, key: str, checked: set[str]) -> Non
         Simulation(alone, folder)
     except ConfigError as error:
         raise ConfigError(f"{error} (at {key})") from None
+    except Exception as error:  # of a policy of one's own, perhaps
+        raise ConfigError(f"{type(error).__name__}: {error} (at {key})") from error

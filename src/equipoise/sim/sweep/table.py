@@ -43,7 +43,7 @@ def label(point: Settings, names: dict[str, str]) -> str:
 
 def percent(gain: float) -> str:
     """A gain as "+5.3%"."""
-    return "-" if math.isnan(gain) else f"{gain:+.1%}"
+    return "-" if math.isnan(gain) else f"{round(gain, 3) + 0.0:+.1%}"  # no -0.0%
 
 
 def gain_of(each: Comparison) -> float:
