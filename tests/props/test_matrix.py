@@ -36,6 +36,7 @@ FEATURES = {
     "balance margin 0": {"balance_margin": 0},
     "balance margin 1": {"balance_margin": 1},
     "prefill alignment": {"aligns_ranks": True},
+    "rent or buy": {"rents": True},
     "priority": {"order": "priority"},
     "shortest-first": {"order": "shortest-first"},
     "longest-first": {"order": "longest-first"},

@@ -222,6 +222,7 @@ class Settings:
     has_remote: bool = False
     encoder: tuple[int, int] | None = None
     aligns_ranks: bool = False
+    rents: bool = False
 
     @property
     def max_model_len(self):
@@ -249,6 +250,8 @@ class Settings:
             balance_margin=self.balance_margin,
             prefill_alignment=self.aligns_ranks,
             prefill_alignment_passes=3 if self.aligns_ranks else None,
+            rent_or_buy=self.rents,
+            rent_or_buy_max_delay_s=0.3 if self.rents else None,
             adaptive_prefill_cap=self.adaptive_prefill_cap,
             order=self.order,
             ageing_s=AGEING_S,
@@ -346,6 +349,7 @@ def settings_of(draw_from):
         has_remote=draw_from(st.sampled_from([False, False, False, True])),
         encoder=draw_from(st.sampled_from([None, None, None, (3, 3), (3, 5), (6, 6)])),
         aligns_ranks=draw_from(SELDOM),
+        rents=draw_from(SELDOM),
         max_waiting_reqs=3 if draw_from(SELDOM) else 4096,
         max_waiting_tokens=20 if draw_from(SELDOM) else None,
     )
@@ -644,20 +648,26 @@ class Driver:
 
     # ------------------------------------------------------------ planning and landing
 
+    def _ranks(self):
+        """This rank and another of its group: one that never wants to prefill, or one that always runs and pays."""
+        if self.settings.rents:
+            prefilled = 7 if self.num_plans % 3 == 0 else 0
+            busy = RankState(2, 1, True, 0, 1, 9, 0, 9, step_s=0.05 + 0.01 * prefilled, step_prefill_tokens=prefilled)
+            return (self.scheduler.state(), busy)
+        return (self.scheduler.state(), RankState(0, 0)) if self.settings.aligns_ranks else None
+
     def _plan(self):
         """Launch a plan; False when there is nothing to run."""
         scheduler = self.scheduler
         if not scheduler.has_work:
             return False
-        # Another rank of the group, which never wants to prefill.
-        ranks = (scheduler.state(), RankState(0, 0)) if self.settings.aligns_ranks else None
-        plan = scheduler.schedule(ranks)
+        plan = scheduler.schedule(self._ranks())
         if plan.is_empty:
             # With fewer tokens a step than seats, all rows planned may be preempted: others go on in the next step.
             may_be_empty = bool(plan.preempted) and self.settings.max_running > self.settings.max_step_tokens
             # Somebody that waits with loaded pages gave them up for the head, which has its turn in the next step.
             may_be_empty |= bool(plan.preempted) and self.settings.has_remote
-            may_be_empty |= bool(self.store.pending) or self.settings.aligns_ranks
+            may_be_empty |= bool(self.store.pending) or self.settings.aligns_ranks or self.settings.rents
             assert self.outstanding or may_be_empty, f"stuck: {list(scheduler.requests())}"
             return False
         self.num_plans += 1

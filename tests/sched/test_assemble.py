@@ -45,6 +45,8 @@ from equipoise.sched.rules import RankState
             {"prefill_alignment": True, "prefill_alignment_delay_s": 0.0},
             "prefill-alignment-delay: 0.0 must be more than 0",
         ),
+        ({"rent_or_buy_max_delay_s": 3.0}, "rent-or-buy-max-delay: 3.0 has no effect while rent-or-buy is off"),
+        ({"rent_or_buy": True, "rent_or_buy_max_delay_s": 0.0}, "rent-or-buy-max-delay: 0.0 must be more than 0"),
         ({"admission_cap": 0}, "admission-cap: 0 must be at least 1"),
         ({"prefill_interval": 0}, "prefill-interval: 0 must be at least 1"),
         ({"ageing_s": 0.0}, "ageing-s: 0.0 must be more than 0"),
@@ -158,3 +160,18 @@ def test_cadence_and_alignment_meet_in_a_bounded_number_of_steps(interval, passe
         rig.add(name, 4, max_tokens=1)
         # the rest of an opening that came too early, the wait, and an opening that has a step of the cadence
         assert [(name, 4)] in [with_a_peer(rig) for _ in range(interval - 1 + passes + interval)]
+
+
+def test_rent_or_buy_holds_a_lone_prefill_back_for_a_bounded_time_and_is_named():
+    rig = Rig(rent_or_buy=True, rent_or_buy_max_delay_s=0.4)
+    busy = RankState(4, 0, step_s=0.1)
+    for tokens in (9, 0):
+        rig.scheduler.look((rig.scheduler.state(), RankState(4, 0, step_s=0.1 + tokens, step_prefill_tokens=tokens)))
+    request = rig.add("a", 4)
+    waits = 0
+    while rig.scheduler.schedule((rig.scheduler.state(), busy)).is_empty:
+        (why,) = rig.scheduler.explain("a")
+        assert why.held_by == "RentOrBuy"
+        waits += 1
+    assert waits == 3
+    assert request.seat is not None

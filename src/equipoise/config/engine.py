@@ -20,6 +20,8 @@ MAX_RANKS = 1024
 BALANCE_MARGIN = 1
 ALIGNMENT_PASSES = 30
 ALIGNMENT_DELAY_S = 5.0
+RENT_OR_BUY_DELAY_S = 10.0
+MAX_TIMELINE_STEPS = 1_000_000
 OrderName = Literal["fcfs", "priority", "shortest-first", "longest-first"]
 ORDERS: tuple[OrderName, ...] = get_args(OrderName)
 
@@ -125,6 +127,12 @@ class SchedulerConfig:
     prefill_alignment_delay_s: float | None = None
     """Seconds that a prefill waits at most for the other ranks; 5 when not given."""
 
+    rent_or_buy: bool = False
+    """Admit requests when the seats kept empty have cost as much as the prefill that fills them, over all ranks."""
+
+    rent_or_buy_max_delay_s: float | None = None
+    """Seconds that a request for which there is room waits at most for `rent_or_buy`; 10 when not given."""
+
     rules: tuple[str, ...] = ()
     """Rules of your own, each "module:function" or an entry point of the group equipoise.rules."""
 
@@ -197,6 +205,8 @@ class SchedulerConfig:
         needs("prefill-alignment", self.prefill_alignment, "prefill-alignment-delay", self.prefill_alignment_delay_s)
         at_least("prefill-alignment-passes", self.prefill_alignment_passes, 1)
         seconds("prefill-alignment-delay", self.prefill_alignment_delay_s)
+        needs("rent-or-buy", self.rent_or_buy, "rent-or-buy-max-delay", self.rent_or_buy_max_delay_s)
+        seconds("rent-or-buy-max-delay", self.rent_or_buy_max_delay_s)
 
 
 @dataclass(frozen=True)
@@ -243,11 +253,15 @@ class RanksConfig:
     restart_ranks: bool = True
     """Start a rank that died anew while others live; without others the server ends."""
 
+    timeline_steps: int = 0
+    """Steps of each rank that are kept with their times for /debug/timeline, 0 for none."""
+
     def __post_init__(self) -> None:
         at_least("dp-size", self.dp_size, 1, MAX_RANKS)
         if not self.rank_policy:
             raise ConfigError("rank-policy: it must not be empty")
         seconds("rank-timeout", self.rank_timeout_s)
+        at_least("timeline-steps", self.timeline_steps, 0, MAX_TIMELINE_STEPS)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import reduce
 from typing import TYPE_CHECKING
 
-from equipoise.config.engine import ALIGNMENT_DELAY_S, ALIGNMENT_PASSES, BALANCE_MARGIN
+from equipoise.config.engine import ALIGNMENT_DELAY_S, ALIGNMENT_PASSES, BALANCE_MARGIN, RENT_OR_BUY_DELAY_S
 from equipoise.errors import ConfigError
 from equipoise.kv.paged import PagedKV
 from equipoise.sched.drafts import NgramDrafter
@@ -14,6 +14,7 @@ from equipoise.sched.extend import Extension, load_extension
 from equipoise.sched.gates import PrefillAlignment, admission_cap, balance, min_free_seats, prefill_cadence
 from equipoise.sched.limits import long_prefill_cap, page_aligned, whole_prompts
 from equipoise.sched.orders import cheapest, fcfs, last_in, longest_first, outranks, priority, shortest_first
+from equipoise.sched.rent_or_buy import RentOrBuy
 from equipoise.sched.resources import TokenBudget
 from equipoise.sched.roles import MIXED
 from equipoise.sched.rules import Rules
@@ -130,6 +131,9 @@ def _admission_gates(config: SchedulerConfig) -> list[Gate]:
     if config.balance:
         margin = BALANCE_MARGIN if config.balance_margin is None else config.balance_margin
         gates.append(balance(config.max_running, margin))
+    if config.rent_or_buy:
+        delay_s = config.rent_or_buy_max_delay_s
+        gates.append(RentOrBuy(config.max_step_tokens, RENT_OR_BUY_DELAY_S if delay_s is None else delay_s))
     return gates
 
 
