@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,12 +13,11 @@ from equipoise.cli import EXIT_OK
 from equipoise.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
-    from equipoise.sim.report.series import StepSeries
     from equipoise.sim.run import Results
     from equipoise.sim.scenario import Scenario
-    from equipoise.sim.step_log import StepLog
+    from equipoise.sim.step_log import LossSink, StepSink
 
 _FIELDS = Group("Settings of the scenario, for short", sort_key=1)
 _RESULTS = Group("Results", sort_key=2)
@@ -63,6 +63,9 @@ def simulate(
     report: Annotated[
         Path | None, Parameter(group=_RESULTS, help="File for a page with plots that opens offline (.html).")
     ] = None,
+    timeline: Annotated[
+        Path | None, Parameter(group=_RESULTS, help="File for every step, for ui.perfetto.dev (.json, .json.gz).")
+    ] = None,
     steps: Annotated[
         bool,
         Parameter(
@@ -91,7 +94,7 @@ def simulate(
     }
     overrides = [f"{path}={value}" for path, value in short.items() if value is not None]
     overrides += [*_load(concurrency, rate), *_trace(trace), *(set_ or ())]
-    _run(*_scenario(file, overrides), json=json, out=out, report=report, steps=steps)
+    _run(*_scenario(file, overrides), files=Files(out, report, timeline), json=json, steps=steps)
     return EXIT_OK
 
 
@@ -121,33 +124,66 @@ def _scenario(file: Path | None, overrides: list[str]) -> tuple[Scenario, Path]:
     return read_scenario(file, overrides), file.parent
 
 
-def _run(scenario: Scenario, folder: Path, *, json: bool, out: Path | None, report: Path | None, steps: bool) -> None:
-    from equipoise.sim.report.charts import check_can_draw
-    from equipoise.sim.report.files import REPORT, check_can_save, check_can_write, save, save_report, summary_json
+@dataclass(frozen=True)
+class Files:
+    """Where results go, beside stdout."""
+
+    out: Path | None
+    report: Path | None
+    timeline: Path | None
+
+    def check(self) -> None:
+        """Before hours are spent. Raises ConfigError when something could not be written."""
+        from equipoise.sim.report.charts import check_can_draw
+        from equipoise.sim.report.files import check_can_save, check_can_write
+
+        if self.out is not None:
+            check_can_save(self.out)
+        if self.pages:
+            check_can_draw("out" if self.report is None else "report")
+        for option, path in (("report", self.report), ("timeline", self.timeline)):
+            if path is not None:
+                check_can_write(option, path)
+
+    @property
+    def pages(self) -> list[Path]:
+        """Of the report."""
+        from equipoise.sim.report.files import REPORT
+
+        return [path for path in (self.out and self.out / REPORT, self.report) if path is not None]
+
+
+def _run(scenario: Scenario, folder: Path, *, files: Files, json: bool, steps: bool) -> None:
+    from equipoise.sim.report.files import save, save_report, summary_json
     from equipoise.sim.report.series import StepSeries
     from equipoise.sim.report.table import table
+    from equipoise.sim.report.timeline import Timeline, open_trace
     from equipoise.sim.step_log import StepLog
 
-    if steps and out is None:
+    if steps and files.out is None:
         raise ConfigError("steps: they are written to a folder, name it with --out")
-    if out is not None:
-        check_can_save(out)
-    pages = [path for path in (out and out / REPORT, report) if path is not None]
-    if pages:
-        check_can_draw("out" if report is None else "report")
-    if report is not None:
-        check_can_write("report", report)
-    log, series = StepLog() if steps else None, StepSeries() if pages else None
-    results = _with_progress(scenario, folder, log, series)
-    if out is not None:
-        save(results, out, log)
+    files.check()
+    log, series = StepLog() if steps else None, StepSeries() if files.pages else None
+    sinks: list[StepSink] = [sink for sink in (log, series) if sink is not None]
+    losses = [series] if series else []
+    if files.timeline is None:
+        results = _with_progress(scenario, folder, sinks, losses)
+    else:
+        with open_trace(files.timeline) as file:
+            timeline = Timeline(file, scenario.fleet)
+            results = _with_progress(scenario, folder, [*sinks, timeline], losses)
+            timeline.finish(results)
+    if files.out is not None:
+        save(results, files.out, log)
     if series is not None:
-        for path in pages:
+        for path in files.pages:
             save_report(results, series, path)
     print(summary_json(results).decode() if json else table(results), end="" if json else "\n")
 
 
-def _with_progress(scenario: Scenario, folder: Path, log: StepLog | None, series: StepSeries | None) -> Results:
+def _with_progress(
+    scenario: Scenario, folder: Path, sinks: Sequence[StepSink], loss_sinks: Sequence[LossSink]
+) -> Results:
     """Run it; on a terminal a bar on stderr tells how far it is."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -164,13 +200,7 @@ def _with_progress(scenario: Scenario, folder: Path, log: StepLog | None, series
                 progress.update(task, completed=num_ended, description=f"{scenario.name}, second {now_s:,.0f}")
 
         on_progress: Callable[[int, float], None] | None = move if is_terminal else None
-        return simulate(
-            scenario,
-            folder=folder,
-            sinks=[sink for sink in (log, series) if sink is not None],
-            loss_sinks=[series] if series else [],
-            on_progress=on_progress,
-        )
+        return simulate(scenario, folder=folder, sinks=sinks, loss_sinks=loss_sinks, on_progress=on_progress)
 
 
 def _example(name: str) -> str:

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from equipoise.engine.exchange import Exchange
     from equipoise.engine.messages import ToRank
     from equipoise.exec.protocol import Executor, StepHandle, StepOutput
+    from equipoise.obs.timeline import StepRing
     from equipoise.sched.plan import StepResult
     from equipoise.sched.scheduler import Scheduler
 
@@ -70,13 +71,16 @@ class EngineLoop:
         clock: Clock,
         dp_rank: int = 0,
         exchange: Exchange | None = None,
+        timeline: StepRing | None = None,
     ) -> None:
-        """`exchange`: with the other ranks of a lockstep group; None for a rank by itself."""
+        """`exchange`: with the other ranks of a lockstep group; None for a rank by itself. `timeline`: where the
+        executor keeps its last steps, if it does."""
         self._scheduler = scheduler
         self._executor = executor
         self._channel = channel
         self._clock = clock
         self._exchange: Exchange = exchange or Alone()
+        self._timeline = timeline
         self._meter = LoadMeter(scheduler, dp_rank, self._exchange)
         self._outstanding: deque[tuple[StepPlan, StepHandle, float]] = deque()
         self._preparing: dict[int, Future[None]] = {}
@@ -205,6 +209,8 @@ class EngineLoop:
                 return self._scheduler.explain(str(call.args.get("request_id", "")))
             case "decisions":
                 return None if self._scheduler.trace is None else self._scheduler.trace.decisions()
+            case "timeline":
+                return None if self._timeline is None else self._timeline.steps()
         return None
 
     # ---------------------------------------------------------------- events without a message

@@ -15,7 +15,7 @@ import msgspec
 from equipoise.exec.protocol import ExecutorInfo, TokenLogprobs
 from equipoise.request import FinishReason, SamplingParams
 
-CallMethod = Literal["flush_cache", "pause", "resume", "loads", "explain", "decisions", "ping"]
+CallMethod = Literal["flush_cache", "pause", "resume", "loads", "explain", "decisions", "timeline", "ping"]
 
 
 class Add(msgspec.Struct, tag="add", omit_defaults=True):
@@ -44,7 +44,8 @@ class Call(msgspec.Struct, tag="call", omit_defaults=True):
 
     flush_cache() -> pages dropped; pause(mode="new"|"all") and resume() -> None; loads() -> RankLoad;
     explain(request_id=...) -> the Explanation of each request of that name; decisions() -> the last Decisions,
-    None unless traced; ping() -> None, answered from inside the engine loop."""
+    None unless traced; timeline() -> the last StepSpans, None unless kept; ping() -> None, answered from inside the
+    engine loop."""
 
     call_id: int
     method: CallMethod

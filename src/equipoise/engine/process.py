@@ -25,10 +25,12 @@ from equipoise.engine.channel import Addresses, Channel, rank_end
 from equipoise.engine.exchange import BoardClock, BoardExchange, GroupSpec
 from equipoise.engine.loop import EngineLoop
 from equipoise.engine.messages import Failed, FromRank, Ready, ToRank
+from equipoise.engine.timed import TimedExecutor
 from equipoise.errors import ConfigError
 from equipoise.exec.costs import build_cost
 from equipoise.exec.sim import SimExecutor, SimVocabulary, sim_info
 from equipoise.obs.log import setup_logging
+from equipoise.obs.timeline import StepRing
 from equipoise.plugins import find_factory
 from equipoise.sched.assemble import build_scheduler
 from equipoise.sched.extend import ENTRY_POINTS
@@ -129,7 +131,10 @@ def _build_loop(
     settings = spec.config.scheduler
     try:
         scheduler = build_scheduler(settings, spec.config.cache, executor.info, clock)
-        return EngineLoop(scheduler, executor, channel, clock, spec.dp_rank, exchange), scheduler
+        timeline = StepRing(spec.config.ranks.timeline_steps) if spec.config.ranks.timeline_steps else None
+        if timeline is not None:
+            executor = TimedExecutor(executor, scheduler, timeline, clock)
+        return EngineLoop(scheduler, executor, channel, clock, spec.dp_rank, exchange, timeline), scheduler
     except MemoryError as error:
         raise ConfigError(
             f"max-running: no memory for {settings.max_running} seats and {executor.info.num_pages} KV pages: {error}"

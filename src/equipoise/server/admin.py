@@ -15,6 +15,7 @@ from equipoise import __version__
 from equipoise.dashboard import dashboard_path
 from equipoise.errors import InvalidValueError, NotFoundError, UnavailableError
 from equipoise.obs.page import CONTENT_TYPE
+from equipoise.obs.timeline import StepSpan, trace_of
 from equipoise.request import SamplingParams
 from equipoise.server.chats import INLINE_CHARS, chat_prompt
 from equipoise.server.http import decode, read_body, reply, reply_json
@@ -238,6 +239,16 @@ async def decisions(service: Service, scope: Scope, receive: Receive, send: Send
         raise NotFoundError("decisions are not kept: start the server with --trace-steps N")
     rows = [{"dp_rank": dp_rank, **decision} for dp_rank, decisions in kept.items() for decision in decisions]
     await reply_json(scope, send, {"decisions": rows})
+
+
+async def timeline(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
+    """The last steps of every rank as a trace for ui.perfetto.dev. 404 unless they are kept."""
+    kept = await _call(service, "timeline")
+    if None in kept.values():
+        raise NotFoundError("steps are not kept: start the server with --timeline-steps N")
+    ranks = {dp_rank: [StepSpan(*step) for step in steps] for dp_rank, steps in kept.items()}
+    trace = await asyncio.to_thread(trace_of, service.model_name, ranks)
+    await reply(scope, send, trace.encode(), content_type=b"application/json")
 
 
 async def flush_cache(service: Service, scope: Scope, receive: Receive, send: Send) -> None:

@@ -50,6 +50,7 @@ ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("GET", "/metrics", admin.metrics),
     ("GET", "/debug/requests/{name:path}", admin.explain_request),
     ("GET", "/debug/decisions", admin.decisions),
+    ("GET", "/debug/timeline", admin.timeline),
     ("GET POST", "/flush_cache", admin.flush_cache),
     ("POST", "/abort_request", admin.abort_request),
     ("POST", "/pause", admin.pause),

@@ -22,6 +22,15 @@ TIMES = (
     ("tpot", "per request (TPOT)"),
     ("e2e", "end to end"),
 )
+STAGE_LABELS = (
+    "room on decode rank",
+    "queue of prefill rank",
+    "prompt",
+    "wait for the link",
+    "KV on its way",
+    "until it decodes",
+)
+"""Of `equipoise.sim.pd.STAGES`."""
 
 
 def table(results: Results) -> str:
@@ -51,6 +60,14 @@ def _lines(results: Results, summary: Mapping[str, float]) -> Iterator[str]:
     yield _row("steps", "all", "prefill", "preempted", "prefix hits", "ranks busy")
     counts = (_number(summary[name]) for name in ("num_steps", "num_prefill_steps", "num_preemptions"))
     yield _row("", *counts, _share(summary["prefix_hit_share"]), _share(summary["busy_share"]))
+    if results.legs is not None:
+        yield ""
+        yield _row("pairs, milliseconds", *parts)
+        for name, label in zip(STAGES, STAGE_LABELS, strict=True):
+            yield _row(label, *(_number(summary[f"{name}_{part}_ms"]) for part in parts))
+        yield ""
+        yield _row("ranks busy", *results.roles)
+        yield _row("", *(_share(summary[f"{role}_busy_share"]) for role in results.roles))
     if scenario.fleet.lockstep and any(size.ranks > 1 for size in sizes_of(scenario.fleet).values()):
         yield ""
         yield _row("lost to the slowest rank", "all", "prefill", "seats", "KV")
