@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -144,6 +146,24 @@ def test_the_example_is_printed(folder: Path) -> None:
     code, out, _ = run("--example", "balance", cwd=folder)
     assert (code, out) == (0, (ROOT / "src/equipoise/sim/sweep/examples/balance.yaml").read_text(encoding="utf-8"))
     assert run("--example", "list", cwd=folder)[1].startswith("balance  ")
+
+
+def test_the_commands_of_the_guide_run(tmp_path: Path) -> None:
+    guide = (ROOT / "docs/sweep.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"^```bash\n(.*?)^```", guide, re.MULTILINE | re.DOTALL)
+    script = f'equipoise() {{ {shlex.quote(sys.executable)} -m equipoise "$@"; }}\n{block}'
+    done = subprocess.run(["bash", "-euc", script], capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "results/sweep.html").is_file()
+    for name in re.findall(r"`([a-z]+\.(?:html|parquet|csv|jsonl?|yaml))`", guide):
+        assert (tmp_path / "results" / name).is_file(), name
+
+
+def test_flags_of_the_guide_exist(tmp_path: Path) -> None:
+    guide = (ROOT / "docs/sweep.md").read_text(encoding="utf-8")
+    _, known, _ = run("--help", cwd=tmp_path)
+    for flag in re.findall(r"--[a-z][a-z-]+", guide):
+        assert flag in known.split(), flag
 
 
 @pytest.mark.parametrize(
