@@ -80,17 +80,36 @@ workloads = st.one_of(
     ),
 ).map(lambda table: {key: value for key, value in table.items() if key != "seed"})
 
+
+def with_gates(scheduler: dict[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
+    return st.builds(lambda gates, table: {**table, **gates}, gates, st.fixed_dictionaries(scheduler))
+
+
+gates = st.one_of(
+    st.just({}),
+    st.fixed_dictionaries({"balance": st.just(True), "balance_margin": st.just(0)}),
+    st.fixed_dictionaries({"min_free_seats": st.integers(2, 3)}),
+    st.fixed_dictionaries({"admission_cap": st.integers(1, 4)}),
+    st.fixed_dictionaries(
+        {
+            "prefill_alignment": st.just(True),
+            "prefill_alignment_passes": st.sampled_from([2, 30]),
+            "prefill_alignment_delay_s": st.sampled_from([0.1, 5.0]),
+        }
+    ),
+)
+
 tables = st.fixed_dictionaries(
     {
         "seed": st.integers(0, 3),
         "workload": workloads,
         "fleet": st.fixed_dictionaries(
-            {"workers": st.integers(1, 3), "ranks": st.integers(1, 3), "lockstep": st.booleans()}
+            {"workers": st.integers(1, 2), "ranks": st.integers(1, 5), "lockstep": st.booleans()}
         ),
-        "scheduler": st.fixed_dictionaries(
+        "scheduler": with_gates(
             {
                 "depth": st.integers(0, 2),
-                "max_running": st.integers(1, 8),
+                "max_running": st.integers(3, 8),
                 "max_step_tokens": st.sampled_from([16, 64, 300]),
                 "reserve_full_prompt": st.booleans(),
                 "max_bypass": st.integers(0, 2),

@@ -109,7 +109,8 @@ class PagedKV:
     def publish(self, request: Request, tokens: Tokens, upto: int) -> None:
         num_full = upto // self.page_size
         if self._shares and num_full > request.num_published:
-            extend_keys(request.page_keys, request.prefix_salt, tokens, self.page_size, num_full)
+            if len(request.page_keys) < num_full:
+                extend_keys(request.page_keys, request.prefix_salt, tokens, self.page_size, num_full)
             self._publish(request, num_full)
 
     def publish_next(self, requests: Sequence[Request], tokens: Tokens) -> None:

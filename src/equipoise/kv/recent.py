@@ -72,6 +72,8 @@ class RecentPages:
         """Take out the `n` oldest. Raises PageError when there are fewer."""
         if n > self._num:
             raise PageError(f"{n} pages are to be evicted, {self._num} are cached")
+        if n == 1:
+            return [self._pop_one()]
         popped: list[int] = []
         while (num_lacking := n - len(popped)) > 0:
             if not self._oldest:
@@ -86,6 +88,19 @@ class RecentPages:
             run_of[page] = NOT_HERE
         self._num -= n
         return popped
+
+    def _pop_one(self) -> int:
+        """The oldest; steps of decodes take pages one by one."""
+        while True:
+            if not self._oldest:
+                self._oldest_run, pages = self._runs.popleft()
+                self._oldest = list(reversed(pages))
+            page = self._oldest.pop()
+            self._num_listed -= 1
+            if self._run_of[page] == self._oldest_run:
+                self._run_of[page] = NOT_HERE
+                self._num -= 1
+                return page
 
     def _all_runs(self) -> Iterator[tuple[int, Sequence[int]]]:
         yield self._oldest_run, self._oldest[::-1]

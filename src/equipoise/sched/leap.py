@@ -14,7 +14,7 @@ import numpy as np
 
 from equipoise.errors import InvariantError
 from equipoise.sched.planner import NO_PAGES, NO_SEAT
-from equipoise.sched.rules import LastingGate
+from equipoise.sched.rules import Lasting, LastingGate
 
 if TYPE_CHECKING:
     from collections import deque
@@ -44,30 +44,40 @@ class Leaper:
         self._kv = kv
         self._totals = totals
         self._max_step_tokens = max_step_tokens
+        self._rooms: list[int] = []  # tokens that fit the last page of each row, ascending; of the last `num_quiet`
         gates = (*rules.prefill_gates, *rules.admission_gates)
         self.has_gates = bool(gates)
         self._lasting = [gate for gate in gates if isinstance(gate, LastingGate)]
         self._all_may_last = len(self._lasting) == len(gates)
+        self._all_forget = all(isinstance(gate, Lasting) for gate in gates)
         # Rules that look at every step are not leapt over.
         self._is_plain = not (rules.observers or rules.resources or rules.drafter)
         # A head that lacks pages asks in every step what is cached of it: gates may look at that.
         self._lasting_holds = {NO_SEAT} if bypasses or gates else {NO_SEAT, NO_PAGES}
 
     @property
+    def asks_gates(self) -> bool:
+        """Do gates matter to a step that only decodes: is there one that remembers what it is asked, or does somebody
+        wait?"""
+        return self.has_gates and (not self._all_forget or bool(self._places.waiting))
+
+    @property
     def gates_last(self) -> bool:
         """Would asking the gates again change nothing, until a request moves on any rank?"""
-        return self._all_may_last and all(gate.lasts for gate in self._lasting)
+        return not self.asks_gates or (self._all_may_last and all(gate.lasts for gate in self._lasting))
 
     def num_quiet(self, outstanding: deque[StepPlan], planner: Planner, most: int) -> int:
         """How many of the next `most` steps do nothing but decode all that decodes, as long as the gates answer as in
         the last plan; 0 when in doubt."""
         places, columns = self._places, self._columns
+        if places.prefilling:
+            return 0
         seats = places.decoding.seats()
         num_rows = len(seats)
         if not self._is_plain or not 0 < num_rows <= self._max_step_tokens or columns.stop_width:
             return 0
         if num_rows != places.num_running or places.ledger.num_startable_reqs != len(places.waiting):
-            return 0  # somebody prefills, drains or is about to wait
+            return 0  # somebody drains or is about to wait
         if places.waiting and not self._stays_out(planner):
             return 0
         if any(plan.prefills or plan.seated or not np.array_equal(plan.decode_seats, seats) for plan in outstanding):
@@ -83,35 +93,33 @@ class Leaper:
 
     def _affordable(self, seats: NDArray[np.int64], most: int) -> int:
         """The largest n, at most `most`, for which there are pages."""
+        self._rooms = np.sort(self._columns.capacity[seats] - self._columns.computed[seats]).tolist()
         num_free = self._kv.num_free
-        if self._num_pages(seats, most) <= num_free:
+        if self.num_pages_after(most) <= num_free:
             return most
         low, high = 0, most
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (middle, high) if self._num_pages(seats, middle) <= num_free else (low, middle)
+            low, high = (middle, high) if self.num_pages_after(middle) <= num_free else (low, middle)
         return low
 
-    def _num_pages(self, seats: NDArray[np.int64], n: int) -> int:
-        """Pages that `seats` need beyond those they have to be planned `n` more steps."""
-        columns, page_size = self._columns, self._kv.page_size
-        room = columns.capacity[seats] - columns.computed[seats]
-        return int((np.maximum(n - room + page_size - 1, 0) // page_size).sum())
-
     def num_pages_after(self, n: int) -> int:
-        """Pages that `n` more quiet steps take."""
-        return self._num_pages(self._places.decoding.seats(), n)
+        """Pages that `n` quiet steps take, of those that `num_quiet` told and that were not taken since."""
+        rooms, page_size = self._rooms, self._kv.page_size
+        if rooms[-1] >= page_size:
+            return sum([max(0, -(-(n - room) // page_size)) for room in rooms])
+        num_each, rest = divmod(n, page_size)
+        return num_each * len(rooms) + bisect_left(rooms, rest)
 
     def load_after(self, load: LoadCounters, n: int) -> LoadCounters:
         """`load`, which is that of now, as it will be when `n` quiet steps have landed and one more is planned; what
         is cached of waiting requests counts as now."""
-        seats = self._places.decoding.seats()
-        num_rows = len(seats)
+        num_rows = len(self._rooms)
         return msgspec.structs.replace(
             load,
             num_inflight_rows=load.num_inflight_rows + num_rows,
             num_expected_output_tokens=load.num_expected_output_tokens - n * num_rows,
-            num_used_tokens=load.num_used_tokens + self._num_pages(seats, n + 1) * self._kv.page_size,
+            num_used_tokens=load.num_used_tokens + self.num_pages_after(n + 1) * self._kv.page_size,
         )
 
     def leap(self, outstanding: deque[StepPlan], held_by: str, n: int) -> None:

@@ -114,7 +114,7 @@ class Planner:
                 allowed, closed_by = 0, PREEMPTED
             closed_by = self._plan_admissions(plan, limits, allowed) or closed_by
         self.held_by = closed_by if self._places.waiting else ""
-        if any(row.start < row.request.num_known - 1 for row in plan.prefills):
+        if plan.prefills and any(row.start < row.request.num_known - 1 for row in plan.prefills):
             self.last_prefill_step = plan.step
         for observer in self._rules.observers:
             observer(plan, view, self.held_by)

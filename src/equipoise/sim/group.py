@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from equipoise.exec.cost import CostModel
+    from equipoise.exec.cost import CostModel, StepLoad
     from equipoise.request import Request
     from equipoise.sched.ledger import LoadCounters
     from equipoise.sched.plan import StepPlan
@@ -211,15 +211,12 @@ class Group:
     def _plan(self, now: float) -> Step | None:
         """Every rank's plan, and when the step ends; None when nobody can run anything."""
         plans = self._plans()
-        if not self._runs(plans) and any(rank.has_work for rank in self.ranks):
+        running = self._running(plans)
+        if not running and any(rank.has_work for rank in self.ranks):
             plans = self._plans()  # a plan of preemptions alone made room for another
-        if not self._runs(plans):
+            running = self._running(plans)
+        if not running:
             return None
-        running = [
-            (lane, lane.next_load() if plan is None else load_of(plan))
-            for lane, plan in zip(self._lanes, plans, strict=True)
-            if plan is not None or lane.quiet is not None
-        ]
         loads = [load for _, load in running]
         host_s = self._host(sum([load.decode_rows + load.num_chunks for load in loads]))
         begins_s = max(self._free_at, now + host_s) if self._depth else max(self._free_at, now) + host_s
@@ -238,9 +235,13 @@ class Group:
         self._note_planned(plans, begins_s)
         return Step(plans, self._free_at, host_s)
 
-    def _runs(self, plans: list[StepPlan | None]) -> bool:
-        """Does any rank run something?"""
-        return any(plan is not None for plan in plans) or any(lane.quiet is not None for lane in self._lanes)
+    def _running(self, plans: list[StepPlan | None]) -> list[tuple[Lane, StepLoad]]:
+        """The ranks that run something, and what."""
+        return [
+            (lane, lane.next_load() if plan is None else load_of(plan))
+            for lane, plan in zip(self._lanes, plans, strict=True)
+            if plan is not None or lane.quiet is not None
+        ]
 
     def _note_planned(self, plans: list[StepPlan | None], begins_s: float) -> None:
         admitted_s = self._requests.admitted_s
@@ -256,30 +257,33 @@ class Group:
 
     def _plans(self) -> list[StepPlan | None]:
         """By rank the plan in which something runs; None of quiet ranks and of those that have nothing to run."""
-        states, asks_all = self._states()
+        asks_all = self._has_gates and not self._gates_last()
+        states = self._states(asks_all=asks_all)
+        if asks_all:
+            self._moves_asked = self._num_moves()
         plans: list[StepPlan | None] = []
         for place, lane in enumerate(self._lanes):
-            if lane.quiet is not None and (not lane.num_left or (asks_all and not lane.goes_on(states))):
-                self._wake_lane(place)
             rank, plan = lane.rank, None
+            asks = asks_all and rank.asks_gates
+            if lane.quiet is not None and (not lane.num_left or (asks and not lane.goes_on(states))):
+                self._wake_lane(place)
             if lane.quiet is None and rank.has_work:
                 plan = rank.schedule(states)
                 for request in plan.preempted:
                     self._preempted.setdefault(request.handle, self._landed_at)
-            elif lane.quiet is None and asks_all and states is not None:
+            elif lane.quiet is None and asks and states is not None:
                 rank.look(states)
             plans.append(plan if plan is not None and plan.num_tokens else None)
         return plans
 
-    def _states(self) -> tuple[tuple[RankState, ...] | None, bool]:
-        """The state of every rank, None when no rule looks at it; and must the gates of all ranks be asked, of those
-        too that only decode or are idle?"""
+    def _states(self, *, asks_all: bool) -> tuple[RankState, ...] | None:
+        """The state of every rank, None when no rule looks at it. `asks_all`: also the gates of ranks that only decode
+        or are idle must be asked."""
         if not self._is_watched:
-            return None, False
-        asks_all = self._has_gates and not self._gates_last()
-        if asks_all:
-            self._moves_asked = self._num_moves()
-        return tuple([lane.state(self._landed_at, self._gap_s) for lane in self._lanes]), asks_all
+            return None
+        if not asks_all and all(lane.num_left or lane.is_idle for lane in self._lanes):
+            return None  # nobody plans
+        return tuple([lane.state(self._landed_at, self._gap_s) for lane in self._lanes])
 
     def _gates_last(self) -> bool:
         """Would no gate of any rank answer otherwise than when it was asked last?"""
