@@ -365,6 +365,8 @@ class Scheduler:
                 self._places.decode(row.request, row.seat)
         plan.num_plain += sum([row.num_samples for row in plain])
         plan.verifies, plan.prefills = verifies, plain + verifies
+        if not any(row.samples for row in plan.prefills):
+            return
         seats = [np.full(row.num_samples, row.seat) for row in plan.prefills]
         ends = [row.start + row.n + 1 for row in plan.prefills]
         at = [np.arange(end - row.num_samples, end) for end, row in zip(ends, plan.prefills, strict=True)]
@@ -438,6 +440,11 @@ class Scheduler:
     def gates_last(self) -> bool:
         """Nothing would come of asking the gates again, until a request moves on any rank."""
         return self._leaper.gates_last
+
+    @property
+    def asks_gates(self) -> bool:
+        """Must gates be asked in steps that only decode?"""
+        return self._leaper.asks_gates
 
     @property
     def has_gates(self) -> bool:
