@@ -53,4 +53,4 @@ def steps_of(events: list[Event]) -> list[Event]:
 
 def total(events: list[Event], name: str) -> int:
     """Over all steps, of one of their arguments."""
-    return sum(event["args"][name] for event in steps_of(events))
+    return sum(event["args"].get(name, 0) for event in steps_of(events))
