@@ -7,16 +7,20 @@ from typing import TYPE_CHECKING
 
 from tests.engine.test_loop import Rig, SlowGrammars
 
+from equipoise.config import CacheConfig, SchedulerConfig
 from equipoise.engine.exchange import ExchangeTotals
 from equipoise.engine.loop import IDLE, EngineLoop
 from equipoise.engine.messages import Stop
-from equipoise.sched.rules import RankState
+from equipoise.sched.assemble import build_scheduler
+from equipoise.sched.extend import Extension
+from equipoise.sched.rules import OPEN, RankState
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from equipoise.exec.sim import GroupStep, SimStep
     from equipoise.sched.plan import StepPlan
+    from equipoise.sched.rules import StepView
 
 
 class Script:
@@ -118,6 +122,25 @@ def test_gates_see_all_ranks() -> None:
     rig.script.other = RankState(3, 0)
     rig.until_idle()
     assert len(rig.tokens(1)) == 3
+
+
+def test_gates_of_a_rank_without_work_see_what_the_others_do() -> None:
+    rig = GroupRig(other=RankState(3, 2))
+    seen: list[int] = []
+
+    def gate(view: StepView) -> int:
+        seen.append(view.ranks[1].num_running)
+        return OPEN
+
+    extension = Extension(admission_gates=[gate])
+    settings, cache = SchedulerConfig(), CacheConfig(page_size=4, num_pages=64)
+    scheduler = build_scheduler(settings, cache, rig.executor.info, rig.clock, extension)
+    loop = EngineLoop(scheduler, rig.counting, rig.channel, rig.clock, 0, rig.script)
+    rig.script.calls.extend([True, True])
+    loop.turn()
+    rig.script.other = RankState(4, 2)
+    loop.turn()
+    assert seen == [3, 4]
 
 
 def test_a_closed_gate_is_asked_again_after_a_pause() -> None:

@@ -249,6 +249,8 @@ class EngineLoop:
                 self._num_real += 1
                 self._outstanding.append((plan, self._executor.submit(plan), self._clock.now()))
                 return True
+        elif ranks is not None:
+            self._scheduler.look(ranks)
         if ranks is None:
             return False
         self._outstanding.append((IDLE, self._executor.submit_idle(), self._clock.now()))
