@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from equipoise.sim.fleet import sizes_of
+from equipoise.sim.pd import STAGES
 from equipoise.sim.report.words import fleet_in_words
 from equipoise.sim.results import PERCENTILES
 
@@ -66,8 +67,9 @@ def _lines(results: Results, summary: Mapping[str, float]) -> Iterator[str]:
         for name, label in zip(STAGES, STAGE_LABELS, strict=True):
             yield _row(label, *(_number(summary[f"{name}_{part}_ms"]) for part in parts))
         yield ""
-        yield _row("ranks busy", *results.roles)
-        yield _row("", *(_share(summary[f"{role}_busy_share"]) for role in results.roles))
+        roles = list(sizes_of(scenario.fleet))
+        yield _row("ranks busy", *roles)
+        yield _row("", *(_share(summary[f"{role}_busy_share"]) for role in roles))
     if scenario.fleet.lockstep and any(size.ranks > 1 for size in sizes_of(scenario.fleet).values()):
         yield ""
         yield _row("lost to the slowest rank", "all", "prefill", "seats", "KV")
