@@ -49,3 +49,10 @@ def test_a_span_is_split_where_bins_meet() -> None:
     assert bins.width_us == 2 * width
     assert bins.sums[0].tolist() == [[9 * width // 2, 6], [3 * width // 2, 2], [0, 0], [0, 0]]
     assert bins.sums[1].tolist() == [[0, 0], [0, 0], [width, 1], [0, 0]]
+
+
+def test_large_amounts_over_long_spans_do_not_overflow() -> None:
+    bins = TimeBins(4, 2)
+    add(bins, [(0, 0, 10**9, 10**7, 10**13)])
+    assert bins.sums[0].sum(axis=0).tolist() == [10**16, 10**13]
+    assert (bins.sums >= 0).all()

@@ -54,8 +54,10 @@ class TimeBins:
         begins, lasts = begins_us[span], (ends_us - begins_us)[span]
         upto = np.minimum((bins + 1) * self.width_us - begins, lasts)
         since = np.maximum(bins * self.width_us - begins, 0)
-        # What has been counted by a time is a whole number: the pieces add up to the amount.
-        pieces = amounts[span] * upto[:, None] // lasts[:, None] - amounts[span] * since[:, None] // lasts[:, None]
+        # What has come by a time is a whole number, so the pieces add up to the amount; no product leaves 64 bits.
+        whole, rest = np.divmod(amounts[span], lasts[:, None])
+        pieces = whole * (upto - since)[:, None] + rest * upto[:, None] // lasts[:, None]
+        pieces -= rest * since[:, None] // lasts[:, None]
         values = np.concatenate([rates[span] * (upto - since)[:, None], pieces], axis=1)
         np.add.at(self.sums, (rows[span], bins), values)
 

@@ -198,7 +198,7 @@ def ranks(run: Run) -> Iterator[Plot]:
     yield _heat(run, "KV tokens that decodes read", per_second(bins, KV_TOKENS), "KV tokens")
     yield _heat(run, "Prefill", per_second(bins, PREFILL_TOKENS), "prefill tokens per second")
     if run.is_lockstep:
-        waited = per_second(bins, WAITED) * 1e-4
+        waited = per_second(bins, WAITED) * 100
         yield _heat(run, "Waiting for the slowest rank, of those that computed", waited, "% of the time")
 
 

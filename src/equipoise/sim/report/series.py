@@ -22,9 +22,11 @@ MOST_WAITING = 1 << 15
 
 RUNNING, KV_TOKENS, BUSY, PREFILL_TOKENS, DECODE_TOKENS, WAITED = range(6)
 """Quantities of `StepSeries.ranks`. Over a bin's microseconds the first three are averages: requests in the step,
-KV tokens that its decodes read, and whether there is a step. Then sums: tokens of chunks, tokens of decode rows, and
-microseconds in which the rank waited for the slowest of its group."""
+KV tokens that its decodes read, and whether there is a step. Then sums, in parts of PARTS: tokens of chunks, tokens of
+decode rows, and seconds in which the rank waited for the slowest of its group."""
 NUM_RATES = 3
+PARTS = 1_000_000
+"""Of a token or a second: a step may be spread over several bins."""
 
 DURATIONS_PER_DECADE, LEAST_DURATION_S, DURATION_DECADES = 12, 1e-5, 8
 DURATION_EDGES_S: Floats = LEAST_DURATION_S * 10 ** (
@@ -127,7 +129,7 @@ class StepSeries:
             begins_us,
             ends_us,
             rates=np.column_stack([counts[:, 1:3], np.ones(len(rows), np.int64)]),
-            amounts=np.column_stack([counts[:, 3:], as_us(rows[:, 3])]),
+            amounts=np.column_stack([counts[:, 3:] * PARTS, as_us(rows[:, 3])]),
         )
         bins = DURATION_EDGES_S.searchsorted(rows[:, 2], side="right")
         kinds = (counts[:, 3] > 0).astype(np.int64)
@@ -147,5 +149,5 @@ class StepSeries:
 
 
 def per_second(bins: TimeBins, quantity: int) -> Floats:
-    """(rows, bins in use) of a quantity per second: an average of those that are rates over microseconds, by US."""
-    return bins.sums[:, : bins.num_used, quantity] / bins.width_us * (1 if quantity < NUM_RATES else US)
+    """(rows, bins in use) of a quantity of `StepSeries.ranks`: its average, or what comes in a second of it."""
+    return bins.sums[:, : bins.num_used, quantity] / (bins.width_us * (1 if quantity < NUM_RATES else PARTS / US))
