@@ -78,3 +78,30 @@ def test_gaps_of_preempted_requests_span_the_time_without_a_seat(tmp_path: Path)
     # and the time that it was out.
     assert columns["last_s"].tolist() == pytest.approx([0.027 + 0.257, 0.056 + 0.394])
     assert gaps.percentile(1.0) == pytest.approx(0.394 - 6 * 0.014 - 12 * 0.012, rel=0.012)
+
+
+@pytest.mark.parametrize(("depth", "between_ms"), [(0, 35), (1, 20), (2, 20)])
+def test_a_host_slower_than_the_steps_sets_the_pace(tmp_path: Path, depth: int, between_ms: float) -> None:
+    """Planning takes 20 ms, a step 15: one after the other at depth 0, else planning alone counts."""
+    results = lockstep(
+        tmp_path,
+        "arrival_s,input_tokens,output_tokens\n0,1,50\n",
+        scheduler={"depth": depth},
+        cost={"step_ms": 15, "prefill_token_ms": 0, "decode_row_ms": 0},
+        host={"step_us": 20_000},
+    )
+    columns = results.requests.columns()
+    mean_s = (columns["last_s"][0] - columns["first_s"][0]) / 49
+    assert mean_s == pytest.approx(between_ms / 1e3)
+
+
+def test_ranks_plan_side_by_side(tmp_path: Path) -> None:
+    """A rank has one row, and planning a row takes 20 ms: the other rank's row costs nothing more."""
+    results = lockstep(
+        tmp_path,
+        "arrival_s,input_tokens,output_tokens\n0,1,5\n0,1,5\n",
+        cost={"step_ms": 15, "prefill_token_ms": 0, "decode_row_ms": 0},
+        host={"row_us": 20_000},
+    )
+    columns = results.requests.columns()
+    assert (columns["last_s"] - columns["first_s"]).tolist() == pytest.approx([4 * 0.035] * 2)

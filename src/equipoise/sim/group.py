@@ -122,6 +122,7 @@ class Group:
         self._pending: deque[Step] = deque()
         self._leap: Leap | None = None
         self._free_at = 0.0
+        self._host_free_at = 0.0
         self._landed_at = 0.0
         self._gap_s = 0.0  # from the landing before to the last one
         self._moves_asked = -1  # moves of requests when the gates of all ranks were asked
@@ -164,13 +165,14 @@ class Group:
     def _launch(self, now: float) -> None:
         """Plan as many steps ahead as may be, and wait for the oldest."""
         self._leap = None
-        plans_at = now
+        plans_at = max(now, self._host_free_at) if self._depth else now
         while len(self._pending) <= self._depth:
             step = self._plan(plans_at)
             if step is None:
                 break
             self._pending.append(step)
             plans_at += step.host_s if self._depth else 0.0
+        self._host_free_at = plans_at
         self._turn += 1
         if self._pending:
             self._held_since = None
@@ -218,7 +220,7 @@ class Group:
         if not running:
             return None
         loads = [load for _, load in running]
-        host_s = self._host(sum([load.decode_rows + load.num_chunks for load in loads]))
+        host_s = self._host(max([load.decode_rows + load.num_chunks for load in loads]))  # ranks plan side by side
         begins_s = max(self._free_at, now + host_s) if self._depth else max(self._free_at, now) + host_s
         any_prefill = any(load.prefill_tokens for load in loads)
         own_s = [lane.own_s(load) for lane, load in running]
@@ -370,14 +372,14 @@ class Group:
         n = min([lane.num_left for lane in quiet], default=0)
         if n < 2 or (self._has_gates and not self._gates_last()):
             return False
-        num_rows = sum([lane.num_rows for lane in quiet])
+        rows = [lane.num_rows for lane in quiet]
         own_s = [lane.own_s_ahead(n) for lane in quiet]
         slowest_s = own_s[0] if len(own_s) == 1 else np.maximum.reduce(own_s)
         step_s = self._cost.shared_s(any_prefill=False) + slowest_s
-        ends_s = self._ends(now, self._host(num_rows), step_s)
+        ends_s = self._ends(now, self._host(max(rows)), step_s)
         if ends_s is None:
             return False
-        self._leap = Leap(num_rows, own_s, slowest_s, step_s, ends_s)
+        self._leap = Leap(sum(rows), own_s, slowest_s, step_s, ends_s)
         self._turn += 1
         self._wake_at(float(ends_s[n]))
         return True
@@ -408,8 +410,8 @@ class Group:
         ends_s[1 : 1 + depth] = [step.ends_s for step in self._pending]
         ends_s[1 + depth :] = step_s
         np.add.accumulate(ends_s[depth:], out=ends_s[depth:])
-        is_held_up = host_s and (ends_s[depth:-1] < ends_s[: -1 - depth] + host_s).any()
-        return None if is_held_up else ends_s
+        is_held_up = host_s and (ends_s[1:-depth] < ends_s[: -1 - depth] + host_s).any()
+        return None if is_held_up or self._host_free_at > now else ends_s
 
     def _take(self, leap: Leap, n: int) -> None:
         """The first `n` steps of a leap have landed."""
