@@ -11,6 +11,7 @@ from equipoise.config import CacheConfig, SchedulerConfig
 from equipoise.exec.protocol import ExecutorInfo, StepOutput
 from equipoise.request import Request, SamplingParams
 from equipoise.sched.assemble import build_scheduler
+from equipoise.sched.roles import MIXED
 
 PAGE_SIZE = 4
 FIRST_TOKEN = 500
@@ -45,13 +46,13 @@ class Rig:
     """`extension`: rules of the test's own. `settings`: fields of SchedulerConfig, and page_size, num_pages,
     max_model_len, prefix_cache."""
 
-    def __init__(self, extension=None, *, prefix_cache=False, **settings):
+    def __init__(self, extension=None, *, prefix_cache=False, role=MIXED, **settings):
         self.clock = VirtualClock()
         names = ("page_size", "num_pages", "max_model_len")
         info = make_info(**{name: settings.pop(name) for name in names if name in settings})
         config = SchedulerConfig(**{"depth": 0, "max_running": 8, "max_step_tokens": 64, **settings})
         cache = CacheConfig(page_size=info.page_size, prefix_cache=prefix_cache)
-        self.scheduler = build_scheduler(config, cache, info, self.clock, extension)
+        self.scheduler = build_scheduler(config, cache, info, self.clock, extension, role)
         self.outstanding = deque()
         self.requests = {}
         self.tokens = {}
