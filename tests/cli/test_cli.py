@@ -172,11 +172,12 @@ def test_the_cost_of_a_scenario_in_a_file(tmp_path: Path, tiny_tokenizer: Path) 
     section = {"model": "roofline", "config": "model.json", "gpu": "A100", "tables": None, "num_layers": None}
     file = tmp_path / "settings.json"
     file.write_text(json.dumps({"executor": "sim", "tokenizer": str(tiny_tokenizer), "cost": section}))
-    with serve("--config", str(file), "--cost-tp-size", "2", "sim-model") as server:
+    with serve("--config", str(file), "--cost-tp-size", "2", "--lockstep", "sim-model") as server:
         with urllib.request.urlopen(f"{server.url}/server_info") as answer:
             found = json.load(answer)["engine"]["cost"]
         assert (found["model"], found["config"], found["gpu"]) == ("roofline", str(tmp_path / "model.json"), "A100")
         assert found["tp_size"] == 2
+        assert load(server)["dp_rank"] == 0  # one rank is a group by itself
 
 
 def test_a_word_is_the_model(tiny_tokenizer: Path) -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from equipoise.engine.messages import RankLoad
+from equipoise.engine.messages import GroupLoad, RankLoad
 from equipoise.obs.metrics import ServerMetrics, Timing
 
 
@@ -33,6 +33,15 @@ def test_loads_are_read_at_the_scrape_under_both_names() -> None:
         assert found["equipoise_num_sent_tokens", labels] == 6
     loads[:] = [load(0, 7)]
     assert samples(metrics)["equipoise_num_used_tokens", (("dp_rank", "0"),)] == 7
+
+
+def test_what_lockstep_costs_is_there_for_ranks_in_lockstep() -> None:
+    in_group = load(1, 300)
+    in_group.group = GroupLoad(40, 0.25, 1.5)
+    found = samples(ServerMetrics(lambda: [load(0, 100), in_group]))
+    names = ("equipoise_exchanges_total", "equipoise_exchange_seconds_total", "equipoise_group_wait_seconds_total")
+    assert [found[name, (("dp_rank", "1"),)] for name in names] == [40, 0.25, 1.5]
+    assert not any((name, (("dp_rank", "0"),)) in found for name in names)
 
 
 def test_ranks_that_do_not_answer_are_down() -> None:
