@@ -37,9 +37,13 @@ def ask(gate, *ranks):
     return gate(make_view(ranks=ranks))
 
 
-def make_gate(num_ranks=2, *, start_s=START_S, token_s=TOKEN_S, **bounds):
-    """A gate that has learned its prices: decodes take STEP_S, prefills `start_s` and `token_s` more."""
+def make_gate(num_ranks=2, *, start_s=START_S, token_s=TOKEN_S, gap_s=9.0, **bounds):
+    """A gate that has learned its prices: decodes take STEP_S, prefills `start_s` and `token_s` more; and that seats
+    turn up every `gap_s`."""
     gate = RentOrBuy(**{"max_step_tokens": 8192, **bounds})
+    for _ in range(2):
+        ask(gate, *[rank(step_s=0.0)] * num_ranks)
+        ask(gate, rank(1, step_s=gap_s), *[rank(step_s=0.0)] * (num_ranks - 1))
     for tokens in (500, 1000, 3000, 2000):
         for step_s, prefilled in ((STEP_S, 0), (STEP_S + start_s + token_s * tokens, tokens)):
             ask(gate, *[rank(step_s=step_s, prefilled=prefilled)] * num_ranks)
@@ -132,6 +136,21 @@ def test_who_came_later_does_not_wait_longer_either():
     ask(gate, rank(0, admitted=1), rank(1))
     n, _ = closed_steps(gate, rank(), rank(1))
     assert n * STEP_S == pytest.approx(0.5, abs=3 * STEP_S)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 8])
+def test_no_company_is_awaited_once_none_has_come_for_long(num_ranks):
+    gate = make_gate(num_ranks, start_s=50.0, gap_s=0.5)
+    n, level = closed_steps(gate, rank(2), *[rank()] * (num_ranks - 1))
+    assert level in (1, 2)
+    assert n * STEP_S == pytest.approx((0.5 + STEP_S / 2) / 2 * (4 + num_ranks / 2), rel=0.3)
+
+
+def test_a_seat_that_turns_up_ends_a_lull():
+    gate = make_gate(start_s=50.0, gap_s=0.5)
+    n, _ = closed_steps(gate, rank(1), rank())
+    assert n > 10
+    assert ask(gate, rank(1), rank(1)) == 0
 
 
 def test_answers_last_only_while_no_seat_waits():

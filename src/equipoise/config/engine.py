@@ -20,7 +20,7 @@ MAX_RANKS = 1024
 BALANCE_MARGIN = 1
 ALIGNMENT_PASSES = 30
 ALIGNMENT_DELAY_S = 5.0
-RENT_OR_BUY_DELAY_S = 10.0
+RENT_OR_BUY_DELAY_S = 15.0
 MAX_TIMELINE_STEPS = 1_000_000
 OrderName = Literal["fcfs", "priority", "shortest-first", "longest-first"]
 ORDERS: tuple[OrderName, ...] = get_args(OrderName)
@@ -131,7 +131,7 @@ class SchedulerConfig:
     """Admit requests when the seats kept empty have cost as much as the prefill that fills them, over all ranks."""
 
     rent_or_buy_max_delay_s: float | None = None
-    """Seconds that a request for which there is room waits at most for `rent_or_buy`; 10 when not given."""
+    """Seconds that a request for which there is room waits at most for `rent_or_buy`; 15 when not given."""
 
     rules: tuple[str, ...] = ()
     """Rules of your own, each "module:function" or an entry point of the group equipoise.rules."""

@@ -9,9 +9,11 @@ as well: seats stay empty while requests wait for them. Both are measured in the
              except for what even a perfectly spread prefill would cost
 
 The door opens at the number k at which rent exceeds the price by most, as soon as it does for any k. Whom it lets in
-takes their seats' rent along; the others' rent stays. Prices are learned from the steps themselves. Nothing is known of
-the future: who pays no more rent than the price never loses much to whoever knew (A. Karlin et al., Competitive snoopy
-caching, 1988, where buying skis is the example). See docs/rent-or-buy.md.
+takes their seats' rent along; the others' rent stays. Prices are learned from the steps themselves, and nothing need be
+known of the future: rent up to the price and no further costs least on average when seats turn up evenly (as stock is
+ordered: F. Harris, How many parts to make at once, 1913), and at most twice the least however they do (as skis are
+rented: A. Karlin et al., Competitive snoopy caching, 1988). What is known of the past ends a wait early: when no seat
+has turned up for much longer than usual, company will not come either. See docs/rent-or-buy.md.
 """
 
 from __future__ import annotations
@@ -25,9 +27,6 @@ if TYPE_CHECKING:
 
     from equipoise.sched.rules import RankState, StepView
 
-PRICE_SHARE = 0.7
-"""Share of the price that the rent must reach. 1 would be best for throughput if seats emptied evenly; less keeps the
-time to the first token lower (benchmarks in docs/rent-or-buy.md)."""
 MAX_LEVEL = 64
 """Most requests per rank that an opening weighs: bounds what the gate costs itself."""
 MEMORY = 0.97
@@ -35,6 +34,12 @@ MEMORY = 0.97
 SAME_SIZE_SHARE = 0.01
 """If all prefills are of one size, what a prefill step costs before its first token cannot be told from its tokens:
 this small pull towards 0 then decides, and is not felt otherwise."""
+NUM_GAPS = 32
+"""Gaps between seats that turn up, of which the mean is taken."""
+LULL_GAPS = 4.0
+LULL_GAPS_PER_RANK = 0.5
+"""Mean gaps after which no company is awaited: the more ranks, the rarer is the one that is missing. Plateaus in the
+model of docs/rent-or-buy.md: 3 to 6, and 0.5 to 0.75."""
 
 
 class StepPrices:
@@ -75,6 +80,28 @@ class StepPrices:
         return max(0.0, start_s), max(0.0, token_s)
 
 
+class Pace:
+    """How often an empty seat turns up that a request waits for: in time during which there was such a seat."""
+
+    __slots__ = ("_gap_s", "_num", "_since_s")
+
+    def __init__(self) -> None:
+        self._num = 0
+        self._gap_s = self._since_s = 0.0
+
+    def pass_by(self, step_s: float, num_new: int) -> None:
+        """A step of `step_s` seconds, after which `num_new` more seats are empty."""
+        self._since_s += step_s
+        if num_new:
+            self._num = min(self._num + num_new, NUM_GAPS)
+            self._gap_s += (self._since_s / num_new - self._gap_s) * min(1.0, num_new / self._num)
+            self._since_s = 0.0
+
+    def is_lull(self, num_ranks: int) -> bool:
+        """Has none turned up for so long that none is awaited?"""
+        return self._since_s > self._gap_s * (LULL_GAPS + LULL_GAPS_PER_RANK * num_ranks)
+
+
 class RentOrBuy:
     """A gate on admissions that opens when empty seats have paid for the prefill that fills them.
 
@@ -82,11 +109,12 @@ class RentOrBuy:
     states, give the same ones. A request for which there is room waits at most `max_delay_s` for the gate, counted in
     steps' own time, if no other gate is closed. Running prefills are not held back."""
 
-    def __init__(self, max_step_tokens: int, max_delay_s: float = 10.0) -> None:
+    def __init__(self, max_step_tokens: int, max_delay_s: float = 15.0) -> None:
         """`max_step_tokens`: of one rank's step."""
         self._max_step_tokens = max_step_tokens
         self._max_delay_s = max_delay_s
         self._prices = StepPrices()
+        self._pace = Pace()
         self._rents: list[list[float]] = []  # by rank: seconds that its empty seats have waited, longest first
 
     @property
@@ -109,23 +137,27 @@ class RentOrBuy:
         """Admissions take the rents of the seats that they fill; seats empty now pay for the step that landed."""
         if len(self._rents) != len(ranks):
             self._rents = [[] for _ in ranks]
+        num_new = 0
         for number, rank in enumerate(ranks):
             num_empty = min(rank.num_admissible, MAX_LEVEL)
             rents = self._rents[number]
-            if not num_empty and not rents:
-                continue
-            kept = rents[rank.num_admitted :][:num_empty]
-            self._rents[number] = [rent + step_s for rent in kept] + [step_s] * (num_empty - len(kept))
+            if num_empty or rents:
+                kept = [rent + step_s for rent in rents[rank.num_admitted :][:num_empty]]
+                num_new += num_empty - len(kept)
+                self._rents[number] = kept + [step_s] * (num_empty - len(kept))
+        if any(self._rents):
+            self._pace.pass_by(step_s, num_new)
 
     def _level(self, ranks: Sequence[RankState], num_running: int) -> int:
         """How many requests each rank may admit: the number with the largest gain, 0 when none pays.
 
-        A seat that has waited `max_delay_s` is filled at any price."""
+        In a lull, and when a seat has waited `max_delay_s`, the best there is at any price."""
         start_s, token_s = self._prices.prices()
         means = [rank.admissible_tokens / rank.num_admissible if rank.num_admissible else 0.0 for rank in ranks]
         base = most = max([rank.prefilling_tokens for rank in ranks])
         num_base_steps = -(-base // self._max_step_tokens)
         is_late = max([rents[0] for rents in self._rents if rents]) >= self._max_delay_s
+        at_any_price = is_late or self._pace.is_lull(len(ranks))
         rent = tokens = 0.0
         best, best_gain = 0, 0.0
         for level in range(1, max(map(len, self._rents)) + 1):
@@ -136,7 +168,7 @@ class RentOrBuy:
                     most = max(most, rank.prefilling_tokens + level * mean)
             num_steps = -(-most // self._max_step_tokens) - num_base_steps
             uneven = max(0.0, most - base - tokens / len(ranks))
-            gain = rent - PRICE_SHARE * num_running * (start_s * num_steps + token_s * uneven)
-            if (gain >= 0 or is_late) and (not best or gain > best_gain):
+            gain = rent - num_running * (start_s * num_steps + token_s * uneven)
+            if (gain >= 0 or at_any_price) and (not best or gain > best_gain):
                 best, best_gain = level, gain
         return best
