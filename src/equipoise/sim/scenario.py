@@ -315,7 +315,7 @@ def read_scenario(path: Path, overrides: Iterable[str] = ()) -> Scenario:
 
 def make_scenario(table: dict[str, Any], overrides: Iterable[str] = ()) -> Scenario:
     """The scenario of a table as a file holds it; the table stays as it is."""
-    defaults = dataclasses.asdict(DEFAULTS)
+    defaults: dict[str, Any] = msgspec.to_builtins(DEFAULTS)
     del defaults["prefill"], defaults["decode"], defaults["fleet"]["workers"]
     merged = merge(defaults, table, "")
     if "workload" in table:  # the default's own loop is no part of another workload
@@ -333,5 +333,5 @@ def make_scenario(table: dict[str, Any], overrides: Iterable[str] = ()) -> Scena
 
 def as_table(scenario: Scenario) -> dict[str, Any]:
     """The scenario with every default filled in, as a file would hold it."""
-    table: dict[str, Any] = msgspec.to_builtins(dataclasses.asdict(scenario))
+    table: dict[str, Any] = msgspec.to_builtins(scenario)
     return table

@@ -244,6 +244,24 @@ def test_a_digest_follows_what_results_depend_on(here: Path) -> None:
     assert len({first, *changed}) == 1 + len(changed)
 
 
+def test_the_code_that_simulates_is_in_the_digest() -> None:
+    """Single workers and pairs of them: each module that this imports."""
+    code = """
+import sys
+from pathlib import Path
+from equipoise.sim.run import simulate
+from equipoise.sim.scenario import make_scenario
+for fleet in ({}, {"prefill_workers": 1, "decode_workers": 1}):
+    simulate(make_scenario({"fleet": fleet}, ["workload.num_requests=3"]))
+loaded = [Path(module.__file__) for name, module in sys.modules.items() if name.split(".")[0] == "equipoise"]
+from equipoise.sim.sweep.digest import SIMULATED_BY
+root = Path(sys.modules["equipoise"].__file__).parent
+print(*({*loaded} - {path for pattern in SIMULATED_BY for path in root.glob(pattern)}))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("\n", "")
+
+
 def test_the_digest_does_not_depend_on_where_the_folder_is(tmp_path: Path) -> None:
     folders: Sequence[Path] = [tmp_path / "a", tmp_path / "b"]
     scenario = make_scenario({"workload": {"kind": "file", "path": "trace.csv"}})

@@ -17,8 +17,8 @@ from equipoise.sim.sweep.plots import banded_lines, fronts
 from equipoise.sim.sweep.read import make_sweep
 from equipoise.sim.sweep.results import SweepResults, more_is_better, results_of
 from equipoise.sim.sweep.run import sweep
-from equipoise.sim.sweep.spec import METRICS, metric_names
-from equipoise.sim.sweep.table import short_names, table
+from equipoise.sim.sweep.spec import METRICS
+from equipoise.sim.sweep.table import percent, short_names, table
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -74,10 +74,10 @@ def test_over_all_points_the_worst_is_what_users_would_call_so() -> None:
     assert (less.num_better, less.num_worse) == (1, 1)
 
 
-def test_which_numbers_should_be_high() -> None:
-    high = [name for name in metric_names() if more_is_better(name)]
-    assert {"throughput_tok_s", "total_throughput_tok_s", "goodput_req_s", "good_share", "prefix_hit_share"} <= {*high}
-    assert not {"ttft_mean_ms", "duration_s", "lost_share", "num_preemptions", "itl_p99_ms", "num_refused"} & {*high}
+def test_which_numbers_should_be_high(real: SweepResults) -> None:
+    high = {name for name in real.rows[0].numbers if more_is_better(name)}
+    assert {"throughput_tok_s", "total_throughput_tok_s", "goodput_req_s", "good_share", "prefix_hit_share"} <= high
+    assert not {"ttft_mean_ms", "duration_s", "lost_share", "num_preemptions", "itl_p99_ms", "num_refused"} & high
 
 
 def test_a_table_tells_means_gains_and_what_failed() -> None:
@@ -93,7 +93,13 @@ def test_a_table_tells_means_gains_and_what_failed() -> None:
     text = table(THREE)
     assert "+10.0%  +10.0% to +10.0% *" in text
     assert "better *" in text
-    assert "-0.0%" not in text
+
+
+@pytest.mark.parametrize(
+    ("gain", "text"), [(0.0534, "+5.3%"), (-0.0004, "+0.0%"), (0.0, "+0.0%"), (-1, "-100.0%"), (math.nan, "-")]
+)
+def test_percents(gain: float, text: str) -> None:
+    assert percent(gain) == text
 
 
 def test_fields_are_told_apart_in_short() -> None:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from equipoise.sim.sweep.spec import metric_names
 from equipoise.sim.sweep.table import gain_of
 from equipoise.sim.sweep.values import Json, as_text
 
@@ -34,8 +33,8 @@ def save(results: SweepResults, folder: Path) -> None:
 
 
 def flat_rows(results: SweepResults) -> list[dict[str, Cell]]:
-    """A row for each run: its point's fields, policy, seed, all numbers of its summary (NaN when it failed), error."""
-    names = metric_names()
+    """A row for each run: its point's fields, policy, seed, all numbers of a summary (NaN for what it lacks), error."""
+    names = dict.fromkeys(name for row in results.rows for name in row.numbers)
     return [
         {name: _cell(value) for name, value in row.point.items()}
         | {"policy": row.policy, "seed": row.seed}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Self
 
 import msgspec
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 class _Line(msgspec.Struct):
     digest: str
     key: str
-    summary: dict[str, int | float | None]
+    summary: Mapping[str, int | float | None]
 
 
 class Kept:
@@ -48,8 +49,7 @@ class Kept:
         """Keep one more; it is in the file when this returns. NaN is written as null."""
         if self._file is None:
             return
-        numbers = {name: None if math.isnan(value) else value for name, value in summary.items()}
-        self._file.write(msgspec.json.encode(_Line(digest, key, numbers)) + b"\n")
+        self._file.write(msgspec.json.encode(_Line(digest, key, summary)) + b"\n")
 
     def __enter__(self) -> Self:
         return self

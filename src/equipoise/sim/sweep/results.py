@@ -14,8 +14,8 @@ from equipoise.sim.sweep.stats import Interval, Paired, interval, paired
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-MORE_IS_BETTER = ("throughput", "goodput", "good_share", "num_finished", "prefix_hit_share", "busy_share")
-"""Beginnings of the names of numbers that should be high; all others should be low."""
+MORE_IS_BETTER = ("throughput", "good", "num_finished", "prefix_hit", "busy")
+"""What the names of numbers contain that should be high; all others should be low."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class SweepResults:
 
 def more_is_better(metric: str) -> bool:
     """Whether a number of a summary should be high."""
-    return metric.startswith(MORE_IS_BETTER) or "throughput" in metric
+    return any(part in metric for part in MORE_IS_BETTER)
 
 
 def results_of(sweep: Sweep, found: Mapping[str, Mapping[str, float]], errors: Mapping[str, str]) -> SweepResults:

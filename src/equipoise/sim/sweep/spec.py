@@ -13,8 +13,7 @@ import msgspec
 
 from equipoise.config.checks import at_least
 from equipoise.errors import ConfigError
-from equipoise.sim.results import Requests, Steps
-from equipoise.sim.run import Results, Simulation
+from equipoise.sim.run import Simulation
 from equipoise.sim.scenario import DEFAULTS, as_table, make_scenario
 from equipoise.sim.sweep.jobs import Job
 from equipoise.sim.sweep.values import Json, as_text
@@ -56,10 +55,6 @@ class Sweep:
         if self.baseline not in self.policies:
             raise ConfigError(f"baseline: {self.baseline!r} must be one of {', '.join(self.policies)}")
         self._check_fields()
-        known = metric_names()
-        for name in (*self.metrics, *self.pareto):
-            if name not in known:
-                raise ConfigError(f"metrics: {name!r} must be one of {', '.join(known)}")
         at_least("vary: points x policies x seeds", self.num_runs, 1, MOST_RUNS)
 
     def _check_fields(self) -> None:
@@ -107,16 +102,23 @@ class Sweep:
             raise ConfigError(f"{error} (at {key_of(point, policy, seed)})") from None
 
     def jobs(self) -> list[Job]:
-        """Every run, seeds first to change. Raises ConfigError when any of them could not be built."""
+        """Every run, seeds first to change.
+
+        Each is built, with one rank: names of policies and files are checked before hours are spent. Raises
+        ConfigError when one cannot be, or when none tells a number that is asked for."""
         found = []
-        checked: set[str] = set()
+        numbers: dict[str, list[str]] = {}
         for point in self.points():
             for policy in self.policies:
+                scenario = self.scenario(point, policy, self.seeds[0])
+                _check(scenario, self.folder, key_of(point, policy, self.seeds[0]), numbers)
                 for seed in self.seeds:
-                    scenario = self.scenario(point, policy, seed)
-                    if seed == self.seeds[0]:
-                        _check(scenario, self.folder, key_of(point, policy, seed), checked)
-                    found.append(Job(key_of(point, policy, seed), scenario, self.folder))
+                    key = key_of(point, policy, seed)
+                    found.append(Job(key, dataclasses.replace(scenario, seed=seed), self.folder))
+        known = dict.fromkeys(name for names in numbers.values() for name in names)
+        for name in (*self.metrics, *self.pareto):
+            if name not in known:
+                raise ConfigError(f"metrics: {name!r} must be one of {', '.join(known)}")
         return found
 
 
@@ -130,21 +132,17 @@ def words(point: Settings) -> str:
     return " ".join(f"{name}={as_text(value)}" for name, value in point.items())
 
 
-def metric_names() -> list[str]:
-    """The numbers of a simulation's summary."""
-    return list(Results(DEFAULTS, Requests(), Steps(), "").summary())
-
-
-def _check(scenario: Scenario, folder: Path, key: str, checked: set[str]) -> None:
-    """Build it with one rank, once for all points that differ in nothing else: names of policies and files are checked
-    before hours are spent. Raises ConfigError."""
-    alone = dataclasses.replace(scenario, fleet=dataclasses.replace(scenario.fleet, workers=1, ranks=1))
+def _check(scenario: Scenario, folder: Path, key: str, numbers: dict[str, list[str]]) -> None:
+    """Build it with one rank of each role, once for all points that differ in nothing else, and note in `numbers` what
+    its summary will tell. Raises ConfigError."""
+    fleet = scenario.fleet
+    small = {name: min(size, 1) for name, size in vars(fleet).items() if name.endswith(("workers", "ranks"))}
+    alone = dataclasses.replace(scenario, fleet=dataclasses.replace(fleet, **small))
     name = str(as_table(alone))
-    if name in checked:
+    if name in numbers:
         return
-    checked.add(name)
     try:
-        Simulation(alone, folder)
+        numbers[name] = list(Simulation(alone, folder).results().summary())
     except ConfigError as error:
         raise ConfigError(f"{error} (at {key})") from None
     except Exception as error:  # of a policy of one's own, perhaps
