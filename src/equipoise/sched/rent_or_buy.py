@@ -154,7 +154,8 @@ class RentOrBuy:
         In a lull, and when a seat has waited `max_delay_s`, the best there is at any price."""
         start_s, token_s = self._prices.prices()
         means = [rank.admissible_tokens / rank.num_admissible if rank.num_admissible else 0.0 for rank in ranks]
-        base = most = max([rank.prefilling_tokens for rank in ranks])
+        base = max([rank.prefilling_tokens for rank in ranks])
+        most = float(base)
         num_base_steps = -(-base // self._max_step_tokens)
         is_late = max([rents[0] for rents in self._rents if rents]) >= self._max_delay_s
         at_any_price = is_late or self._pace.is_lull(len(ranks))

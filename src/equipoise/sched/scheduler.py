@@ -438,8 +438,10 @@ class Scheduler:
 
     @property
     def gates_last(self) -> bool:
-        """Nothing would come of asking the gates again, until a request moves on any rank."""
-        return self._leaper.gates_last
+        """Nothing would come of asking the gates again, until a request moves on any rank: they have been told of every
+        prefill, too."""
+        is_told = not self._timer.step_prefill_tokens and not any(plan.prefills for plan in self._outstanding)
+        return is_told and self._leaper.gates_last
 
     @property
     def asks_gates(self) -> bool:
