@@ -57,6 +57,7 @@ BASE: dict[str, Any] = {
 CASES: dict[str, dict[str, Any]] = {
     "open loop": {},
     "open loop, balance": {"scheduler": {"balance": True, "balance_margin": 0}},
+    "open loop, rent or buy": {"scheduler": {"rent_or_buy": True}},
     "closed loop": {"workload": {"concurrency": 20}},
 }
 
@@ -235,7 +236,7 @@ def _row(case: str, figure: str, virtual: float | None, rounds: list[dict[str, f
     change = None if virtual is None else middle / virtual - 1
     shown = "" if virtual is None else f"{virtual:12.2f}"
     print(
-        f"{case:<22}{figure:<18}{shown:>12}{middle:12.2f}" + ("" if change is None else f"{change:+9.1%}"), flush=True
+        f"{case:<24}{figure:<18}{shown:>12}{middle:12.2f}" + ("" if change is None else f"{change:+9.1%}"), flush=True
     )
     row = {"case": case, "figure": figure, "simulated": virtual, "served": middle, "change": change}
     return {key: round(value, 4) if isinstance(value, float) else value for key, value in row.items()} | {

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from tests.serving import Server
 
-NUM_STREAMS = 200
+PROMPTS = [f"p{number % 10} " * (1 + number % 7) for number in range(200)]
 
 
 def flags(folder: Path, num_ranks: int, *more: str, max_running: int = 64) -> Sequence[str]:
@@ -34,17 +34,21 @@ async def streams(server: Server, prompts: list[str]) -> list[str]:
 
 
 @pytest.fixture(scope="module")
+def expected(sim_server: Server) -> list[str]:
+    """What one rank by itself makes of PROMPTS."""
+    return asyncio.run(streams(sim_server, PROMPTS))
+
+
+@pytest.fixture(scope="module")
 def two(tiny_tokenizer: Path) -> Iterator[Server]:
     """Two ranks of two seats; the gate is closed while one of them is full."""
     with serve(*flags(tiny_tokenizer, 2, "--balance", "--balance-margin", "0", max_running=2)) as server:
         yield server
 
 
-def test_four_ranks_draw_the_tokens_of_one_and_go_on_without_one(tiny_tokenizer: Path, sim_server: Server) -> None:
-    prompts = [f"p{number % 10} " * (1 + number % 7) for number in range(NUM_STREAMS)]
-    expected = asyncio.run(streams(sim_server, prompts))
+def test_four_ranks_draw_the_tokens_of_one_and_go_on_without_one(tiny_tokenizer: Path, expected: list[str]) -> None:
     with serve(*flags(tiny_tokenizer, 4)) as server:
-        assert asyncio.run(streams(server, prompts)) == expected
+        assert asyncio.run(streams(server, PROMPTS)) == expected
         wait_for(lambda: len(set(exchanges(server).values())) == 1, "all ranks took part in all rounds")
 
         pids = rank_pids(server)
@@ -57,7 +61,7 @@ def test_four_ranks_draw_the_tokens_of_one_and_go_on_without_one(tiny_tokenizer:
         assert "was killed by signal 9" in str(body_of(answers[2]))
 
         wait_for(lambda: call(server, "/health") == {"status": "ok"}, "the dead one is back")
-        assert asyncio.run(streams(server, prompts[:20])) == expected[:20]
+        assert asyncio.run(streams(server, PROMPTS[:20])) == expected[:20]
         assert call(server, "/get_load")[2]["total_finished"] > 0
 
 
@@ -96,8 +100,9 @@ def test_two_ranks_with_a_gate_draw_the_tokens_of_one(two: Server, sim_server: S
     assert load(two)["num_reqs"] == 0
 
 
-def test_a_rank_that_hangs_is_ended_and_the_others_go_on(tiny_tokenizer: Path) -> None:
+def test_a_rank_that_hangs_is_ended_and_the_other_goes_on(tiny_tokenizer: Path, expected: list[str]) -> None:
     with serve(*flags(tiny_tokenizer, 2, "--rank-timeout", "1.5", "--no-restart-ranks")) as server:
+        assert asyncio.run(streams(server, PROMPTS)) == expected
         pids = rank_pids(server)
         askers = [Asker(server, prompt="abc", max_tokens=200, ignore_eos=True, routed_dp_rank=n) for n in range(2)]
         wait_for(lambda: [rank["num_running_reqs"] for rank in call(server, "/get_load")] == [1, 1], "both run one")
@@ -105,4 +110,4 @@ def test_a_rank_that_hangs_is_ended_and_the_others_go_on(tiny_tokenizer: Path) -
         answers = [body_of(asker.join()) for asker in askers]
         assert answers[0]["choices"][0]["finish_reason"] == "length"
         assert "did not answer for" in str(answers[1])
-        assert asyncio.run(streams(server, ["again"]))[0]
+        assert asyncio.run(streams(server, PROMPTS[:20])) == expected[:20]

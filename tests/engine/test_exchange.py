@@ -149,3 +149,20 @@ def test_a_rank_by_itself_pays_nothing() -> None:
     assert alone.rest()
     assert alone.totals.num == 0
     alone.leave()
+
+
+def test_who_sleeps_is_rung_when_a_round_begins_and_who_waits_when_it_is_complete() -> None:
+    host = GroupHost(3, 0)
+    first, asleep, waiting = (BoardExchange(host.start(rank), rank) for rank in range(3))
+    assert asleep.rest()
+    waiting.board.attend(2, Attention.WAITING)
+    first.vigil.call([0, 1, 2], is_complete=False)
+    assert [asleep.bell.listen(0), waiting.bell.listen(0)] == [True, False]
+    first.vigil.call([0, 1, 2])
+    assert [first.bell.listen(0), asleep.bell.listen(0), waiting.bell.listen(0)] == [False, True, True]
+    waiting.board.attend(2, Attention.AWAKE)
+    first.vigil.call([2])
+    assert not waiting.bell.listen(0)
+    for each in (first, asleep, waiting):
+        each.bell.close()
+    host.close()

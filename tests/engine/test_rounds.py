@@ -187,3 +187,19 @@ def test_a_group_without_work_has_no_rounds() -> None:
     assert numbers == [numbers[0]] * 3
     assert 3 <= numbers[0] <= 5
     assert not any(rank.doing() for rank in ranks)
+
+
+def test_nobody_waits_for_a_rank_that_left_or_for_its_process_to_end() -> None:
+    board = new_board(2, 1)
+    epochs = Epochs(board)
+    stays, leaves = (Rank(board, number, epochs.start(number), 1) for number in range(2))
+    stays.work = leaves.work = 1
+    assert stays.doing()
+    assert leaves.doing()  # both began the first round
+    leaves.rounds.leave()
+    while stays.doing():
+        pass
+    assert stays.work == 0
+    assert [sorted(each.epochs) for each in stays.seen] == [[0, 1], [0]]
+    # The step of the first round is landed without the part of the one that left.
+    assert stays.landed == [(1, (10.0,))]

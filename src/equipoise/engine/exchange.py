@@ -7,8 +7,10 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from dataclasses import fields
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar, get_type_hints
@@ -120,7 +122,7 @@ class Vigil:
             found = look()
             if found is not None:
                 return found
-            os.sched_yield()
+            _let_others_run()
         while True:
             self._board.attend(self._rank, Attention.WAITING)
             found = look()
@@ -236,6 +238,7 @@ class BoardParts:
         return parts
 
 
+_let_others_run: Callable[[], object] = os.sched_yield if sys.platform == "linux" else partial(time.sleep, 0)
 _KINDS: tuple[Callable[[float], int | float], ...] = tuple(
     get_type_hints(RankState)[field.name] for field in fields(RankState)
 )
