@@ -89,6 +89,7 @@ gates = st.one_of(
     st.just({}),
     st.fixed_dictionaries({"balance": st.just(True), "balance_margin": st.just(0)}),
     st.fixed_dictionaries({"min_free_seats": st.integers(2, 3)}),
+    st.fixed_dictionaries({"rent_or_buy": st.just(True), "rent_or_buy_max_delay_s": st.sampled_from([0.2, 10.0])}),
     st.fixed_dictionaries({"admission_cap": st.integers(1, 4)}),
     st.fixed_dictionaries({"rent_or_buy": st.just(True), "rent_or_buy_max_delay_s": st.sampled_from([None, 0.1])}),
     st.fixed_dictionaries(

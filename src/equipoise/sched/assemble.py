@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from equipoise.config import CacheConfig, SchedulerConfig
     from equipoise.exec.protocol import ExecutorInfo
     from equipoise.sched.roles import Role
-    from equipoise.sched.rules import Gate, LimitRule, Order
+    from equipoise.sched.rules import Gate, LastingGate, LimitRule, Order
+    from equipoise.sched.shared import GroupGates
 
 
 def build_scheduler(
@@ -35,9 +36,10 @@ def build_scheduler(
     clock: Clock,
     extension: Extension | None = None,
     role: Role = MIXED,
+    group_gates: GroupGates | None = None,
 ) -> Scheduler:
     """A scheduler for one rank; `extension` adds rules that settings do not name. That of a decode rank must have a
-    `remote` which brings whole prompts.
+    `remote` which brings whole prompts. `group_gates`: what ranks of a group share that live in one process.
 
     Raises ConfigError for settings that cannot work together."""
     page_size = info.page_size
@@ -59,7 +61,7 @@ def build_scheduler(
         kv=PagedKV(info.num_pages, page_size, prefix_cache=cache.prefix_cache),
         clock=clock,
         budget=TokenBudget(config.max_step_tokens, unit=page_size if aligned else 1),
-        rules=_rules(config, reduce(Extension.and_then, added, extra), page_size, aligned=aligned),
+        rules=_rules(config, reduce(Extension.and_then, added, extra), page_size, group_gates, aligned=aligned),
         max_running=config.max_running,
         max_model_len=max_model_len,
         depth=config.depth,
@@ -73,7 +75,9 @@ def build_scheduler(
     )
 
 
-def _rules(config: SchedulerConfig, added: Extension, page_size: int, *, aligned: bool) -> Rules:
+def _rules(
+    config: SchedulerConfig, added: Extension, page_size: int, group_gates: GroupGates | None, *, aligned: bool
+) -> Rules:
     order = added.order or _order(config)
     victim_order = cheapest if config.preempt == "cheapest" else last_in(order)
     return Rules(
@@ -85,8 +89,8 @@ def _rules(config: SchedulerConfig, added: Extension, page_size: int, *, aligned
             *added.limits,
             *_shapes(config, page_size, aligned=aligned),
         ],
-        prefill_gates=[*_prefill_gates(config), *added.prefill_gates],
-        admission_gates=[*_admission_gates(config), *added.admission_gates],
+        prefill_gates=[*_prefill_gates(config, group_gates), *added.prefill_gates],
+        admission_gates=[*_admission_gates(config, group_gates), *added.admission_gates],
         resources=added.resources,
         drafter=added.drafter or (NgramDrafter(config.num_drafts) if config.num_drafts else None),
         remote=added.remote,
@@ -110,7 +114,7 @@ def _shapes(config: SchedulerConfig, page_size: int, *, aligned: bool) -> list[L
     return [page_aligned(page_size)] if aligned else []
 
 
-def _prefill_gates(config: SchedulerConfig) -> list[Gate]:
+def _prefill_gates(config: SchedulerConfig, group_gates: GroupGates | None) -> list[Gate]:
     gates: list[Gate] = []
     if config.prefill_interval > 1:
         gates.append(prefill_cadence(config.prefill_interval))
@@ -118,11 +122,13 @@ def _prefill_gates(config: SchedulerConfig) -> list[Gate]:
         passes, delay_s = config.prefill_alignment_passes, config.prefill_alignment_delay_s
         max_passes = ALIGNMENT_PASSES if passes is None else passes
         max_delay_s = ALIGNMENT_DELAY_S if delay_s is None else delay_s
-        gates.append(PrefillAlignment(max_passes, max_delay_s, num_open=config.prefill_interval))
+        num_open = config.prefill_interval
+        alignment = PrefillAlignment(max_passes, max_delay_s, num_open=num_open)
+        gates.append(_over_ranks("prefill_alignment", alignment, group_gates))
     return gates
 
 
-def _admission_gates(config: SchedulerConfig) -> list[Gate]:
+def _admission_gates(config: SchedulerConfig, group_gates: GroupGates | None) -> list[Gate]:
     gates: list[Gate] = []
     if config.admission_cap is not None:
         gates.append(admission_cap(config.admission_cap))
@@ -133,8 +139,14 @@ def _admission_gates(config: SchedulerConfig) -> list[Gate]:
         gates.append(balance(config.max_running, margin))
     if config.rent_or_buy:
         delay_s = config.rent_or_buy_max_delay_s
-        gates.append(RentOrBuy(config.max_step_tokens, RENT_OR_BUY_DELAY_S if delay_s is None else delay_s))
+        max_delay_s = RENT_OR_BUY_DELAY_S if delay_s is None else delay_s
+        gates.append(_over_ranks("rent_or_buy", RentOrBuy(config.max_step_tokens, max_delay_s), group_gates))
     return gates
+
+
+def _over_ranks(name: str, gate: LastingGate, group_gates: GroupGates | None) -> Gate:
+    """A gate that answers by the states of all ranks alone: `gate`, or the one that the group has already."""
+    return gate if group_gates is None else group_gates.shared(name, gate)
 
 
 def _order(config: SchedulerConfig) -> Order:

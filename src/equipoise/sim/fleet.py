@@ -14,6 +14,7 @@ from equipoise.exec.protocol import ExecutorInfo
 from equipoise.sched.assemble import build_scheduler
 from equipoise.sched.extend import Extension
 from equipoise.sched.roles import DECODE, MIXED, PREFILL
+from equipoise.sched.shared import GroupGates
 from equipoise.sim.content import Content
 from equipoise.sim.group import Group, HostCost
 
@@ -93,8 +94,8 @@ class Part:
         self._config = config
         self._max_model_len = fleet.max_model_len
 
-    def scheduler(self, clock: Clock, remote: RemoteKV | None) -> Scheduler:
-        """That of one rank."""
+    def schedulers(self, num_ranks: int, clock: Clock, remote: RemoteKV | None) -> list[Scheduler]:
+        """Those of a group of ranks."""
         cache = self._config.cache
         assert cache.num_pages is not None
         info = ExecutorInfo(
@@ -108,7 +109,11 @@ class Part:
             dtype="none",
         )
         extension = None if remote is None else Extension(remote=remote)
-        return build_scheduler(self._config.scheduler, cache, info, clock, extension, self._role)
+        gates = GroupGates()
+        return [
+            build_scheduler(self._config.scheduler, cache, info, clock, extension, self._role, gates)
+            for _ in range(num_ranks)
+        ]
 
 
 class Fleet:
@@ -146,7 +151,7 @@ class Fleet:
             for _ in range(size.workers):
                 seats: list[Seat] = []
                 for group_size in [size.ranks] if fleet.lockstep else [1] * size.ranks:
-                    ranks = [part.scheduler(clock, brings) for _ in range(group_size)]
+                    ranks = part.schedulers(group_size, clock, brings)
                     group = Group(
                         number, ranks, part.cost, part.host, events, told.requests, steps, told.on_end, leaps=leaps
                     )

@@ -259,8 +259,10 @@ class Group:
 
     def _plans(self) -> list[StepPlan | None]:
         """By rank the plan in which something runs; None of quiet ranks and of those that have nothing to run."""
-        asks_all = self._has_gates and not self._gates_last()
-        states = self._states(asks_all=asks_all)
+        # One that plans asks its gates: all others' must see the same.
+        some_plan = not all(lane.num_left or lane.is_idle for lane in self._lanes)
+        asks_all = self._has_gates and (some_plan or not self._gates_last())
+        states = self._states() if some_plan or asks_all else None
         if asks_all:
             self._moves_asked = self._num_moves()
         plans: list[StepPlan | None] = []
@@ -278,13 +280,10 @@ class Group:
             plans.append(plan if plan is not None and plan.num_tokens else None)
         return plans
 
-    def _states(self, *, asks_all: bool) -> tuple[RankState, ...] | None:
-        """The state of every rank, None when no rule looks at it. `asks_all`: also the gates of ranks that only decode
-        or are idle must be asked."""
+    def _states(self) -> tuple[RankState, ...] | None:
+        """The state of every rank, None when no rule looks at it."""
         if not self._is_watched:
             return None
-        if not asks_all and all(lane.num_left or lane.is_idle for lane in self._lanes):
-            return None  # nobody plans
         return tuple([lane.state(self._landed_at, self._gap_s) for lane in self._lanes])
 
     def _gates_last(self) -> bool:
