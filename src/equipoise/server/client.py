@@ -107,6 +107,7 @@ class AsyncEngine:
         tokenizer = await asyncio.to_thread(Tokenizer.load, folder)
         is_group = config.ranks.lockstep and num_ranks > 1
         group = GroupHost(num_ranks, config.scheduler.depth) if is_group else None
+        _warn_of_lone_gates(config)
         vocabulary = _vocabulary(tokenizer)
         processes = [RankProcess(config, vocabulary, dp_rank, group) for dp_rank in range(num_ranks)]
         readies = await start_ranks(processes, startup_timeout_s)
@@ -358,6 +359,15 @@ class AsyncEngine:
         await asyncio.gather(*(in_thread(partial(rank.stop, timeout_s)) for rank in self.ranks))
         if self._group is not None:
             self._group.close()
+
+
+def _warn_of_lone_gates(config: EngineConfig) -> None:
+    """Say so when a gate that is to look at all ranks of a group cannot."""
+    scheduler, ranks = config.scheduler, config.ranks
+    gates = ("balance", scheduler.balance), ("prefill-alignment", scheduler.prefill_alignment)
+    on = [name for name, is_on in (*gates, ("rent-or-buy", scheduler.rent_or_buy)) if is_on]
+    if on and ranks.dp_size > 1 and not ranks.lockstep:
+        log.warning("%s: each of %d ranks looks at itself alone without lockstep", ", ".join(on), ranks.dp_size)
 
 
 def _vocabulary(tokenizer: Tokenizer) -> SimVocabulary:
