@@ -155,7 +155,8 @@ def _with_progress(spec: Sweep, jobs: list[Job], out: Path | None, num_processes
 
     from equipoise.sim.sweep.run import run_sweep
 
-    columns = (TextColumn(spec.name), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    name = TextColumn("{task.description}", markup=False)
+    columns = (name, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     num_ended = 0
     try:
         with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:

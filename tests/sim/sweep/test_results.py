@@ -90,6 +90,9 @@ def test_a_table_tells_means_gains_and_what_failed() -> None:
     assert lines[3] == "ranks=1           none            150"
     assert lines[4] == "                  gate            110     +10.0%"
     assert lines[-2:] == ["1 of 4 runs failed and are left out:", "  ranks=1 / gate / seed 1: it broke"]
+    rows = flat_rows(failing)
+    assert [row["error"] for row in rows] == [None, None, None, "it broke"]
+    assert math.isnan(float(rows[3]["throughput_tok_s"] or 0))
     text = table(THREE)
     assert "+10.0%  +10.0% to +10.0% *" in text
     assert "better *" in text
