@@ -119,7 +119,7 @@ asks = st.builds(Ask, st.integers(0, 150), prompts, st.integers(1, 90))
 configs = st.builds(
     SchedulerConfig,
     max_running=st.integers(1, 5),
-    max_step_tokens=st.integers(8, 64),
+    max_step_tokens=st.integers(2, 64),
     depth=st.integers(0, 2),
     reserve_full_prompt=st.booleans(),
     preempt=st.sampled_from(["last", "cheapest"]),

@@ -41,8 +41,9 @@ if TYPE_CHECKING:
 Told = TypeVar("Told")
 RETRY_S = 0.05
 """Seconds until ranks that have work and may not start any look again: as the engine's loop does."""
-HOPELESS_S = 600.0
-"""Seconds of looking again, with nothing else to happen, after which nothing ever will."""
+HOPELESS_S, LASTING_S = 600.0, 2.0
+"""Seconds of looking again, with nothing else to happen, after which nothing ever will: while gates might change their
+mind, and when they say that they do not."""
 MOST_NAMED = 8
 
 
@@ -199,12 +200,13 @@ class Group:
         """Raise InvariantError when nothing but looking again has happened for so long that nothing ever will."""
         if self._held_since is None:
             self._held_since = now
-        if now - self._held_since < HOPELESS_S or not self._events.only_hopes:
+        most_s = LASTING_S if all(rank.gates_last for rank in self.ranks) else HOPELESS_S
+        if now - self._held_since < most_s or not self._events.only_hopes:
             return
         held = [rank for rank in self.ranks if rank.has_work]
         names = [f"#{request.handle}" for rank in held for request in rank.requests()]
         raise InvariantError(
-            f"{' and '.join(sorted({rank.held_by for rank in held}))} let no request start for {HOPELESS_S:g} s, and "
+            f"{' and '.join(sorted({rank.held_by for rank in held}))} let no request start for {most_s:g} s, and "
             f"nothing else will happen: {len(names)} wait, {', '.join(names[:MOST_NAMED])} first"
         )
 
