@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from pyarrow import parquet
+from tests.sim.sweep.test_jobs import wait_until_empty
 
 from equipoise.cli import main
 from equipoise.sim.sweep.files import flat_rows, results_json
@@ -104,6 +105,7 @@ def test_interrupted_it_says_what_is_kept(folder: Path) -> None:
     assert errors.splitlines()[-1].startswith("equipoise: interrupted, ")
     assert errors.splitlines()[-1].endswith(" of 36 runs are in o, the same command goes on with them")
     assert "Traceback" not in errors
+    wait_until_empty(running.pid)
 
 
 def test_a_run_that_fails_is_told_and_the_others_count(folder: Path) -> None:

@@ -182,24 +182,18 @@ def members(group: int) -> list[int]:
     return [int(pid) for pid, pgid, stat in rows if int(pgid) == group and not stat.startswith("Z")]
 
 
-@pytest.mark.parametrize("how", ["kill", "interrupt"])
-def test_ended_in_the_middle_it_goes_on_and_leaves_no_process(tmp_path: Path, how: str) -> None:
-    running = start(tmp_path, 400)
+def test_killed_in_the_middle_it_goes_on_and_leaves_no_process(tmp_path: Path) -> None:
+    running = start(tmp_path, 200)
     assert running.stdout is not None
     while running.stdout.readline() != "2 6\n":
         assert running.poll() is None
-    if how == "kill":
-        os.kill(running.pid, signal.SIGKILL)
-    else:
-        os.killpg(running.pid, signal.SIGINT)  # as a terminal does
-    _, errors = running.communicate(timeout=30)
-    assert running.returncode == {"kill": -signal.SIGKILL, "interrupt": -signal.SIGINT}[how]
-    assert errors.count("Traceback") == (how == "interrupt"), errors
+    os.kill(running.pid, signal.SIGKILL)
+    running.communicate(timeout=30)
     wait_until_empty(running.pid)
     kept = tmp_path / "kept.jsonl"
     assert 2 <= kept.read_bytes().count(b"\n") < 6
     told: list[tuple[int, int]] = []
-    jobs = [job(str(i), f"seed={i}", "workload.num_requests=400") for i in range(6)]
+    jobs = [job(str(i), f"seed={i}", "workload.num_requests=200") for i in range(6)]
     found = run_jobs(jobs, num_processes=1, kept=kept, on_progress=lambda *now: told.append(now))
     assert told[0][0] >= 2
     assert repr(found) == repr(run_jobs(jobs, num_processes=1))
