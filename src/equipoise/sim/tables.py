@@ -56,7 +56,7 @@ def section(table: Any, kind: type[_Section], where: str) -> _Section:
     that is none too, since a typo must not pass for one."""
     if not isinstance(table, dict):
         raise ConfigError(f"{where.rstrip('.')}: {table!r} must be a table of settings")
-    hints = _hints(kind)
+    hints = _hints(kind)  # type: ignore[arg-type]  # a class can be hashed
     found = {}
     for key, value in table.items():
         name = key.replace("-", "_")

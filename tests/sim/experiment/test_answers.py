@@ -110,7 +110,7 @@ def test_the_curve_and_the_planners_on_it():
     curve, planners = overlap.tables(rows)
     assert cells(curve)["10%"] == ("+5.0%", "+10.0%")
     assert "6.0% to 20.0%" in curve.notes[0]
-    assert cells(planners)["vLLM, elsewhere, 64 rows"] == ("1.400", "+9.0%", "7 to 23 ms")
+    assert cells(planners)["vLLM, elsewhere, 64 rows"] == ("1.400", "+9.0%", "7.0 to 23.3 ms")
 
 
 # ---------------------------------------------------------------- pages

@@ -165,7 +165,7 @@ def _planners_table(rows: Sequence[Row], curve: Sequence[tuple[float, float, flo
     lines = []
     for planner, seats in dict.fromkeys((point["planner"], int(point["seats"])) for point in own.values()):
         host_ms = PLANNERS[str(planner)].us(seats) / 1e3
-        where = f"{host_ms / high:.2g} to {host_ms / low:.2g} ms" if low and high else "-"
+        where = f"{number(host_ms / high)} to {number(host_ms / low)} ms" if low and high else "-"
         lines.append(
             (
                 f"{planner}, {seats} rows",

@@ -135,13 +135,17 @@ def tables(rows: Sequence[Row]) -> list[Table]:
     maps = (
         ("What aligned chunks cost: throughput with no saving", lambda each: percent(gain_of(each, ALIGNED))),
         ("Throughput with the saving claimed, 5% of a full prefill step", lambda each: percent(gain_of(each, SAVING))),
-        ("Saving of a full prefill step from which on it pays", lambda each: f"{max(0.0, break_even(each)):.1%}"),
+        ("Saving of a full prefill step from which on it pays", lambda each: _saving(break_even(each))),
     )
     return [*(_map(title, cells, show) for title, show in maps), *_writes([row for row in rows if WRITES in row.point])]
 
 
 def _axis(point: Point, name: str) -> int:
     return int(point[name])
+
+
+def _saving(share: float) -> str:
+    return f"{max(0.0, share):.1%}" if share < 1 else "never"
 
 
 def _map(title: str, cells: Mapping[tuple[int, int], Policies], show: Callable[[Policies], str]) -> Table:
