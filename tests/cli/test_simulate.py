@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import re
@@ -13,6 +14,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from tests.obs.trace_rules import read, total
 
 from equipoise.sim.scenario import as_table, make_scenario, read_scenario
 
@@ -174,6 +176,8 @@ def test_flags_and_settings_of_the_guide_exist() -> None:
         (("small.yaml", "--trace", "x.csv", "--set", "workload.kind=file"), "x.csv is not a file"),
         (("small.yaml", "--steps"), "steps: they are written to a folder, name it with --out"),
         (("small.yaml", "--out", "small.yaml"), "out: small.yaml: File exists"),
+        (("small.yaml", "--report", "small.yaml/report.html"), "report: small.yaml/report.html: Not a directory"),
+        (("small.yaml", "--timeline", "."), "timeline: .: Is a directory"),
         (("--example", "moon"), "example: 'moon' is not known, there are azure, balance_deepseek"),
     ],
 )
@@ -188,11 +192,35 @@ def test_wrong_words_end_the_command_in_one_line(folder: Path, words: tuple[str,
 def test_neither_torch_nor_a_server_is_imported(folder: Path) -> None:
     code = (
         "import sys; from equipoise.cli import main; main(['simulate', 'small.yaml', '--json']);"
-        "heavy = {'torch', 'transformers', 'starlette', 'uvicorn', 'zmq', 'tokenizers', 'pyarrow'} & set(sys.modules);"
+        "heavy = {'torch', 'transformers', 'starlette', 'uvicorn', 'zmq', 'tokenizers', 'pyarrow', 'altair'};"
+        "heavy &= set(sys.modules);"
         "sys.exit(f'{heavy} imported' if heavy else 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=folder)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_timeline_opens_in_perfetto_compressed_or_not(folder: Path) -> None:
+    plain, packed = folder / "deep/trace.json", folder / "trace.json.gz"
+    for path in (plain, packed):
+        assert run("small.yaml", "--timeline", str(path), cwd=folder).returncode == 0
+    text = plain.read_text(encoding="utf-8")
+    assert gzip.decompress(packed.read_bytes()).decode() == text
+    events = read(text)
+    found = summary("small.yaml", cwd=folder)
+    assert total(events, "prefill_tokens") == round(found["total_throughput_tok_s"] * found["duration_s"]) - round(
+        found["throughput_tok_s"] * found["duration_s"]
+    )
+    assert sum(event["name"].startswith("request ") for event in events) == 2 * found["num_finished"]
+
+
+def test_without_altair_the_error_says_what_to_install(folder: Path) -> None:
+    blocked = "import sys; sys.modules['altair'] = None; from equipoise.cli import main;"
+    code = f"{blocked} sys.exit(main(['simulate', 'small.yaml', '--report', 'page.html']))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=folder)
+    assert done.returncode == 2
+    assert "report: charts need altair and vl-convert-python: install equipoise[sim]" in done.stderr
+    assert not (folder / "page.html").exists()
 
 
 def test_without_pyarrow_the_error_says_what_to_install(folder: Path) -> None:

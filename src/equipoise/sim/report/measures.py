@@ -61,7 +61,8 @@ def curve_of_gaps(gaps: GapHistogram) -> list[dict[str, float]]:
 
 def level(begins_s: Numbers, ends_s: Numbers, edges_s: Floats) -> Floats:
     """How many of the spans [begin, end) there are on average between one edge and the next."""
-    return np.diff(_integral(begins_s, edges_s) - _integral(ends_s, edges_s)) / np.diff(edges_s)
+    levels = np.diff(_integral(begins_s, edges_s) - _integral(ends_s, edges_s)) / np.diff(edges_s)
+    return np.maximum(levels, 0.0)  # differences of long sums may fall short of nothing
 
 
 def _integral(times_s: Numbers, at_s: Floats) -> Floats:
@@ -99,6 +100,16 @@ def banded(values: Floats, most: int) -> tuple[Floats, int]:
     starts = np.arange(0, len(values), band)
     sizes = np.diff(np.append(starts, len(values)))
     return np.add.reduceat(values, starts, axis=0) / sizes[:, None], band
+
+
+def merged(values: Floats, most_cells: int) -> tuple[Floats, int]:
+    """(rows, n) with at most `most_cells`: means of neighbouring columns, and how many each stands for."""
+    width = 1
+    while values.size > most_cells and values.shape[1] > 1:
+        if values.shape[1] % 2:
+            values = np.concatenate([values, np.zeros((len(values), 1))], axis=1)
+        values, width = (values[:, ::2] + values[:, 1::2]) / 2, width * 2
+    return values, width
 
 
 def quantile_of_counts(counts: NDArray[np.int64], edges: Floats, share: float) -> float:

@@ -12,6 +12,7 @@ from equipoise.sim.report.measures import (
     curve,
     curve_of_gaps,
     level,
+    merged,
     quantile_of_counts,
     rate,
     sample,
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
 
 MOST_ROWS = 512
 """Rows of a heat map; of more ranks a row shows the mean of neighbours."""
+MOST_CELLS = 65_536
+"""Of a heat map: browsers take a second for so many."""
 CAUSES = {"prefill": "prefill", "seats": "requests", "kv": "KV tokens"}
 """What the slowest rank has more of."""
 
@@ -178,7 +181,9 @@ def _mean(values: Numbers | NDArray[np.bool_]) -> float:
 
 def about_ranks(run: Run) -> str:
     """How to read the heat maps."""
-    text = f"A row for each rank, averages over {seconds(run.series.ranks.width_s)}."
+    bins = run.series.ranks
+    _, width = merged(banded(per_second(bins, RUNNING), MOST_ROWS)[0], MOST_CELLS)
+    text = f"A row for each rank, averages over {seconds(bins.width_s * width)}."
     spans, first = [], 0
     for role, size in run.sizes.items():
         each = f", {size.ranks} for each worker" if size.workers > 1 and size.ranks > 1 else ""
@@ -203,8 +208,9 @@ def ranks(run: Run) -> Iterator[Plot]:
 
 
 def _heat(run: Run, title: str, values: Floats, unit: str) -> Plot:
-    shown, band = banded(values, MOST_ROWS)
-    step = run.series.ranks.width_s / run.unit.seconds
+    rows, band = banded(values, MOST_ROWS)
+    shown, width = merged(rows, MOST_CELLS)
+    step = run.series.ranks.width_s * width / run.unit.seconds
     axes = Axis("from", run.unit.name), Axis("row", "rank"), Axis("data", unit)
     of_ranks = values.mean(axis=1) if values.size else np.zeros(1)
     sentence = f"{number(_mean(of_ranks))} {unit} on average"
