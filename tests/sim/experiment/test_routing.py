@@ -81,7 +81,7 @@ def test_charts_have_the_published_changes():
 def test_trials_have_scenarios_of_their_points(quick: bool):
     built = build_experiment("routing", Options(quick=quick))
     keys = [trial.key for trial in built.trials]
-    assert len(keys) == len(set(keys)) == (23 if quick else 115)
+    assert len(keys) == len(set(keys)) == (23 if quick else 127)
     for trial in built.trials:
         fleet = trial.scenario.fleet
         num_ranks = fleet.workers * fleet.ranks + fleet.decode_workers * fleet.decode_ranks

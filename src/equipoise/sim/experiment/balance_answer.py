@@ -84,7 +84,8 @@ def axes_table(compared: Compared) -> Table:
     policies = compared.policies
     lines = []
     for axis in AXES:
-        for value in compared.values_of(axis):
+        values = compared.values_of(axis)
+        for value in values if len(values) > 1 else ():
             gains = (list(compared.gains(policy, TOK_S, has(axis, value)).values()) for policy in policies)
             lines.append((f"{axis} {value}", *(percent(spread_of(found).median) for found in gains)))
     return Table("Median gain by axis", ("", *policies), lines)
