@@ -56,6 +56,25 @@ def lasting(_config: SchedulerConfig, _info: ExecutorInfo) -> Extension:
     return Extension(admission_gates=[Lasting(_recorder(shown[-1]))])
 
 
+class Remembering:
+    """A gate that remembers what it is shown, and whose answer lasts."""
+
+    lasts = True
+
+    def __init__(self) -> None:
+        self._gate = _recorder(shown[-1])
+
+    def __call__(self, view: StepView) -> int:
+        answer: int = self._gate(view)
+        return answer
+
+
+def remembering(_config: SchedulerConfig, _info: ExecutorInfo) -> Extension:
+    """One for each rank."""
+    shown.append([])
+    return Extension(admission_gates=[Remembering()])
+
+
 def never_open(_config: SchedulerConfig, _info: ExecutorInfo) -> Extension:
     """A gate that lets nobody in, and might some day."""
     return Extension(admission_gates=[lambda _view: 0])
@@ -115,6 +134,16 @@ def test_gates_whose_answers_last_are_not_asked_meanwhile() -> None:
     assert results[0].steps.num_leapt == 0
     assert results[1].steps.num_leapt > 20
     assert num_shown[1] < num_shown[0] - 20
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_the_gates_of_all_ranks_are_shown_the_same_states(depth: int) -> None:
+    shown.clear()
+    results = simulate(make_scenario(table_of("remembering", scheduler={"depth": depth})))
+    assert results.steps.num_leapt > 20
+    states = [[view[-1] for view in views] for views in shown]
+    assert len(states[0]) > 40
+    assert states[0] == states[1] == states[2]
 
 
 @pytest.mark.parametrize("report_interval_s", [0, 1.0])

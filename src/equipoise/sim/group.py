@@ -10,7 +10,6 @@ somebody looks: an arrival or a report.
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
@@ -23,6 +22,7 @@ from equipoise.exec.protocol import StepOutput
 from equipoise.sim.events import Priority
 from equipoise.sim.lane import Lane
 from equipoise.sim.lost import Lost
+from equipoise.sim.token_times import TokenTimes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -112,7 +112,7 @@ class Group:
         self._cost = cost
         self._host = host
         self._events = events
-        self._requests = requests
+        self._times = TokenTimes(requests, steps)
         self._steps = steps
         self._lost = Lost(steps, cost, len(ranks))
         self._on_end = on_end
@@ -129,8 +129,6 @@ class Group:
         self._moves_asked = -1  # moves of requests when the gates of all ranks were asked
         self._turn = 0  # events of earlier turns are void
         self._held_since: float | None = None  # ranks have work, and none may start any
-        self._joining: set[int] = set()  # requests whose first step of decodes is in flight
-        self._preempted: dict[int, float] = {}  # when requests that were preempted had their last token
 
     # ---------------------------------------------------------------- from outside
 
@@ -248,16 +246,11 @@ class Group:
         ]
 
     def _note_planned(self, plans: list[StepPlan | None], begins_s: float) -> None:
-        admitted_s = self._requests.admitted_s
         for lane, plan in zip(self._lanes, plans, strict=True):
             if plan is None:
                 lane.num_planned += 1
             elif plan.seated:
-                for request in plan.seated:
-                    if request.num_preemptions == 0:
-                        admitted_s[request.handle] = begins_s
-                    if request.output_ids and math.isnan(self._requests.first_s[request.handle]):
-                        self._token_before_decode(request.handle, begins_s)
+                self._times.begin(plan, begins_s)
 
     def _plans(self) -> list[StepPlan | None]:
         """By rank the plan in which something runs; None of quiet ranks and of those that have nothing to run."""
@@ -275,8 +268,8 @@ class Group:
                 self._wake_lane(place)
             if lane.quiet is None and rank.has_work:
                 plan = rank.schedule(states)
-                for request in plan.preempted:
-                    self._preempted.setdefault(request.handle, self._landed_at)
+                if plan.preempted:
+                    self._times.preempt(plan, self._landed_at)
             elif lane.quiet is None and asks and states is not None:
                 rank.look(states)
             plans.append(plan if plan is not None and plan.num_tokens else None)
@@ -311,57 +304,14 @@ class Group:
                 lane.num_landed += 1
                 num_tokens += lane.quiet.num_rows
             elif plan is not None:
-                num_tokens += len(plan.decode_seats)
-                if self._joining:
-                    num_tokens -= self._add_first_gaps(plan, now)
-                self._apply(lane.rank, plan, now)
+                num_tokens += self._times.land(plan, now)
+                output = StepOutput(tokens=np.zeros(len(plan.sampled_seats), np.int32))
+                for request in lane.rank.apply(plan, output).finished:
+                    self._times.end(request, now)
+                    self._on_end(request, now)
         if num_tokens:
             self._steps.gaps.add(gap_s, num_tokens)
         self._landed_at, self._gap_s = now, gap_s
-
-    def _apply(self, rank: Scheduler, plan: StepPlan, now: float) -> None:
-        """The tokens of a plan come."""
-        if self._preempted:
-            for handle in plan.sampled_handles[: len(plan.decode_seats)].tolist():
-                if handle in self._preempted:  # since this step was planned
-                    self._preempted[handle] = now
-        for row in plan.prefills:
-            if row.samples:
-                self._token_after_chunk(row.request, now)
-        output = StepOutput(tokens=np.zeros(len(plan.sampled_seats), np.int32))
-        requests = self._requests
-        for request in rank.apply(plan, output).finished:
-            requests.last_s[request.handle] = now
-            requests.num_cached[request.handle] = request.num_cached
-            requests.num_preemptions[request.handle] = request.num_preemptions
-            self._on_end(request, now)
-
-    def _token_before_decode(self, handle: int, begins_s: float) -> None:
-        """A request joins the decode batch with its first token: it is told now."""
-        self._requests.first_s[handle] = begins_s
-        if handle in self._preempted:  # by the very plan that it joins
-            self._preempted[handle] = begins_s
-        else:
-            self._joining.add(handle)
-
-    def _add_first_gaps(self, plan: StepPlan, now: float) -> int:
-        """Those that joined with `plan` have another gap than the rest: since their first token. Returns how many."""
-        joined = [request.handle for request in plan.seated if request.handle in self._joining]
-        for handle in joined:
-            self._joining.remove(handle)
-            self._steps.gaps.add(now - self._requests.first_s[handle], 1)
-        return len(joined)
-
-    def _token_after_chunk(self, request: Request, now: float) -> None:
-        """The last chunk of `request` drew a token: its first, or the first since it was preempted."""
-        handle = request.handle
-        last_s = self._preempted.pop(handle, None)
-        if math.isnan(self._requests.first_s[handle]):
-            self._requests.first_s[handle] = now
-        elif last_s is not None:
-            self._steps.gaps.add(now - last_s, 1)
-        if request.seat is None:  # preempted again, with this token in flight
-            self._preempted[handle] = now
 
     # ---------------------------------------------------------------- leaps
 
