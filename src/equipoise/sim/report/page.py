@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import msgspec
 
+from equipoise.sim.report.look import config
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
@@ -72,8 +74,6 @@ def save_page(path: Path, title: str, sections: Sequence[Section], *, subtitle: 
 def _page(title: str, subtitle: str, sections: Sequence[Section]) -> Iterator[str]:
     import altair
     import vl_convert
-
-    from equipoise.sim.report.charts import config
 
     charts: list[Plot] = []
     body = "".join(_section(section, charts) for section in sections)
