@@ -654,7 +654,7 @@ class Driver:
             prefilled = 7 if self.num_plans % 3 == 0 else 0
             num_running = max(0, min(2, self.settings.max_running - (self.settings.balance_margin or 0) - 1))
             busy = RankState(
-                num_running, 1, True, 0, 1, 9, 0, 9, step_s=0.05 + 0.01 * prefilled, step_prefill_tokens=prefilled
+                num_running, 1, True, 0, 1, 9, 9, 0, 9, step_s=0.05 + 0.01 * prefilled, step_prefill_tokens=prefilled
             )
             return (self.scheduler.state(), busy)
         return (self.scheduler.state(), RankState(0, 0)) if self.settings.aligns_ranks else None

@@ -26,6 +26,7 @@ def rank(num_empty=0, *, running=8, prompt=PROMPT, prefilling=0, admitted=0, ste
         bool(num_empty or prefilling),
         num_admitted=admitted,
         num_admissible=num_empty,
+        next_tokens=prompt if num_empty else 0,
         admissible_tokens=num_empty * prompt,
         prefilling_tokens=prefilling,
         step_s=step_s,

@@ -20,7 +20,8 @@ def test_what_waits_is_told_as_far_as_seats_go():
     rig.step()
     state = rig.scheduler.state()
     assert (state.num_running, state.num_waiting, state.wants_prefill) == (0, 3, True)
-    assert (state.num_admissible, state.admissible_tokens, state.prefill_tokens) == (2, 16, 16)
+    assert (state.num_admissible, state.next_tokens, state.admissible_tokens) == (2, 6, 15)
+    assert state.prefill_tokens == 15
 
 
 @pytest.mark.parametrize(("num_pages", "expected"), [(64, 3), (5, 2), (4, 1), (2, 0)])

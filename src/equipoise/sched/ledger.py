@@ -157,6 +157,11 @@ class Ledger:
         because a remote store brought them, and the rest of the prompts that run."""
         return self._waiting.total - self._cached.total + self._prefilling.total
 
+    def num_uncached(self, request: Request) -> int:
+        """Tokens that `request`, which waits, would compute, as far as is known."""
+        handle = request.handle
+        return self._waiting.charged.get(handle, 0) - self._cached.charged.get(handle, 0)
+
     @property
     def num_reserved_pages(self) -> int:
         """Pages promised to requests that hold KV and no seat."""

@@ -153,7 +153,6 @@ class RentOrBuy:
 
         In a lull, and when a seat has waited `max_delay_s`, the best there is at any price."""
         start_s, token_s = self._prices.prices()
-        means = [rank.admissible_tokens / rank.num_admissible if rank.num_admissible else 0.0 for rank in ranks]
         base = max([rank.prefilling_tokens for rank in ranks])
         most = float(base)
         num_base_steps = -(-base // self._max_step_tokens)
@@ -162,14 +161,23 @@ class RentOrBuy:
         rent = tokens = 0.0
         best, best_gain = 0, 0.0
         for level in range(1, max(map(len, self._rents)) + 1):
-            for rank, rents, mean in zip(ranks, self._rents, means, strict=True):
+            for rank, rents in zip(ranks, self._rents, strict=True):
                 if len(rents) >= level:
                     rent += rents[level - 1]
-                    tokens += mean
-                    most = max(most, rank.prefilling_tokens + level * mean)
+                    own, before = _tokens(rank, level), _tokens(rank, level - 1)
+                    tokens += own - before
+                    most = max(most, rank.prefilling_tokens + own)
             num_steps = -(-most // self._max_step_tokens) - num_base_steps
             uneven = max(0.0, most - base - tokens / len(ranks))
             gain = rent - num_running * (start_s * num_steps + token_s * uneven)
             if (gain >= 0 or at_any_price) and (not best or gain > best_gain):
                 best, best_gain = level, gain
         return best
+
+
+def _tokens(rank: RankState, num: int) -> float:
+    """What the first `num` requests that `rank` could admit would compute, all but the very first being average."""
+    if num < 2:
+        return rank.next_tokens * num
+    rest = (rank.admissible_tokens - rank.next_tokens) / (rank.num_admissible - 1)
+    return rank.next_tokens + (num - 1) * rest

@@ -29,7 +29,8 @@ class RankState:
 
     num_admitted: requests that the last plan admitted
     num_admissible: of those that wait, how many have a seat and pages, taking them for average
-    admissible_tokens: what they would compute, less what is known to be cached
+    next_tokens, admissible_tokens: what the first of them would compute, and all of them, taking the rest for average;
+        less what is known to be cached
     prefilling_tokens: what running prefills have yet to compute
     prefill_tokens: what the next step would compute of both, were all gates open; at most what a step holds
     step_s, step_prefill_tokens: seconds and prompt tokens of the step that landed since the last plan, 0 when none"""
@@ -39,6 +40,7 @@ class RankState:
     wants_prefill: bool = False
     num_admitted: int = 0
     num_admissible: int = 0
+    next_tokens: int = 0
     admissible_tokens: int = 0
     prefilling_tokens: int = 0
     prefill_tokens: int = 0

@@ -59,20 +59,26 @@ def rank_state(
     ledger = places.ledger
     num_waiting, num_running = ledger.num_startable_reqs, places.num_running
     if not num_waiting and not places.prefilling:
-        return RankState(num_running, 0, False, timer.num_admitted, 0, 0, 0, 0, timer.step_s, timer.step_prefill_tokens)
+        return RankState(
+            num_running, 0, False, timer.num_admitted, 0, 0, 0, 0, 0, timer.step_s, timer.step_prefill_tokens
+        )
     prefilling = ledger.num_prefilling_tokens
-    num_admissible = admissible = 0
-    if num_waiting and may_admit and (num_free := places.num_open_seats):
-        mean = (ledger.num_waiting_uncached_tokens - prefilling) // num_waiting
+    num_admissible = first = admissible = 0
+    head = places.waiting.head()
+    if head is not None and may_admit and (num_free := places.num_open_seats):
+        waiting = ledger.num_waiting_uncached_tokens - prefilling
         num_free_tokens = (kv.num_free - num_pages_owed) * kv.page_size
-        num_admissible = min(num_free, len(places.waiting), num_free_tokens // (mean + 1))
-        admissible = num_admissible * mean
+        num_admissible = min(num_free, len(places.waiting), num_free_tokens // (waiting // num_waiting + 1))
+        if num_admissible:
+            first = ledger.num_uncached(head)
+            admissible = first + (num_admissible - 1) * ((waiting - first) // max(1, num_waiting - 1))
     return RankState(
         num_running,
         num_waiting,
         bool(num_waiting or places.prefilling),
         timer.num_admitted,
         num_admissible,
+        first,
         admissible,
         prefilling,
         max(0, min(prefilling + admissible, max_step_tokens - len(places.decoding))),
