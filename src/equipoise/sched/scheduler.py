@@ -11,13 +11,12 @@ import heapq
 from collections import deque
 from typing import TYPE_CHECKING, Literal
 
-import numpy as np
-
 from equipoise.errors import InvalidValueError, InvariantError, QueueFullError
-from equipoise.sched.columns import ONE
+from equipoise.sched.commit import Committer
 from equipoise.sched.explain import Explanation, Hold, explain
 from equipoise.sched.leap import Leaper
-from equipoise.sched.ledger import LoadCounters, Totals
+from equipoise.sched.ledger import Totals
+from equipoise.sched.load import load_counters
 from equipoise.sched.places import Places
 from equipoise.sched.planner import NO_PAGES, Planner
 from equipoise.sched.reconcile import Reconciler
@@ -35,7 +34,8 @@ if TYPE_CHECKING:
     from equipoise.request import FinishReason, Request, Tokens
     from equipoise.sched.columns import Columns
     from equipoise.sched.explain import DecisionTrace
-    from equipoise.sched.plan import PrefillRow, StepPlan, StepResult
+    from equipoise.sched.ledger import LoadCounters
+    from equipoise.sched.plan import StepPlan, StepResult
     from equipoise.sched.resources import TokenBudget
     from equipoise.sched.roles import Role
     from equipoise.sched.rules import RankState, Rules
@@ -73,7 +73,6 @@ class Scheduler:
         self.max_model_len = max_model_len
         self.totals = Totals()
         self._clock = clock
-        self._drafter = rules.drafter
         self._resources = rules.resources
         self._places = Places(kv, rules.order, rules.resources, max_running, max_model_len, role)
         self._planner = Planner(
@@ -92,6 +91,7 @@ class Scheduler:
         self._max_waiting_tokens = max_waiting_tokens
         self._deadlines: list[tuple[float, int]] = []
         self._pause: PauseMode = ""
+        self._committer = Committer(self._places, rules.drafter, self.totals)
         self._reconciler = Reconciler(self._places, kv, self.totals)
         self._remote_events = RemoteEvents(self._places, kv, self._reconciler)
         self._leaper = Leaper(
@@ -247,26 +247,19 @@ class Scheduler:
 
     def load(self) -> LoadCounters:
         """Load now, in O(1)."""
-        kv, ledger = self.kv, self._places.ledger
-        return LoadCounters(
-            num_running=self._places.num_running,
-            num_waiting=ledger.num_waiting_reqs,
-            num_waiting_tokens=ledger.num_waiting_tokens,
-            num_waiting_uncached_tokens=ledger.num_waiting_uncached_tokens,
-            num_prefilling_tokens=ledger.num_prefilling_tokens,
-            num_inflight_rows=ledger.num_inflight_rows,
-            num_expected_output_tokens=ledger.num_expected_output_tokens,
-            num_reserved_tokens=ledger.num_reserved_pages * kv.page_size,
-            num_sent_reqs=ledger.num_sent_reqs,
-            num_sent_tokens=ledger.num_sent_tokens,
-            num_used_tokens=(kv.num_pages - kv.num_free) * kv.page_size,
-            num_total_tokens=kv.num_pages * kv.page_size,
-            max_running=self.max_running,
-        )
+        return load_counters(self._places, self.kv, self.max_running)
 
-    def state(self) -> RankState:
-        """What the other ranks of a lockstep group must know of this one."""
-        return rank_state(self._places, self.kv, self._timer, self._max_step_tokens, may_admit=not self._pause)
+    def state(self, num_pages_owed: int = 0) -> RankState:
+        """What the other ranks of a lockstep group must know of this one. `num_pages_owed`: free pages that quiet steps
+        have taken which are not leapt over yet."""
+        return rank_state(
+            self._places,
+            self.kv,
+            self._timer,
+            self._max_step_tokens,
+            may_admit=not self._pause,
+            num_pages_owed=num_pages_owed,
+        )
 
     def explain(self, request_id: str) -> list[Explanation]:
         """Why requests of that name wait: the rule that holds each back, and since when. Those that ended are gone."""
@@ -324,54 +317,11 @@ class Scheduler:
         )
 
     def _commit(self, plan: StepPlan) -> None:
-        """Advance every counter as if the step had run, and name the rows that draw a token."""
-        columns = self.columns
-        seats = plan.decode_seats
-        plan.decode_starts = columns.computed[seats]
-        plan.sampled_seats, plan.sampled_at = seats, plan.decode_starts + ONE
-        columns.computed[seats] = plan.sampled_at
-        plan.num_plain = len(seats)
-        if plan.prefills or plan.verifies:
-            self._commit_chunks(plan)
-        plan.num_tokens = len(seats) + sum([row.n for row in plan.prefills])
-        if plan.num_tokens == 0:
-            return
-        plan.sampled_handles = columns.handle[plan.sampled_seats]
-        length = plan.sampled_at + ONE
-        columns.length[plan.sampled_seats] = length
-        plain = plan.sampled_seats[: plan.num_plain]
-        certain = length[: plan.num_plain] >= columns.stop_len[plain]
-        if np.count_nonzero(certain):
-            self._places.drain(plain[certain])
-        self._step += 1
-        self._outstanding.append(plan)
-        self._places.ledger.launch(plan.num_rows)
-        self.totals.steps += 1
-
-    def _commit_chunks(self, plan: StepPlan) -> None:
-        """The chunks count as computed; rows to verify go last, and so do the rows that they sample."""
-        plain: list[PrefillRow] = []
-        verifies: list[PrefillRow] = []
-        for row in plan.prefills:
-            self._places.ledger.compute(row.request, row.n)
-        for row in [*plan.prefills, *plan.verifies]:
-            row.request.num_computed = row.start + row.n
-            self.columns.computed[row.seat] = row.request.num_computed
-            is_verified = row.samples and self._drafts_for(row.request)
-            (verifies if is_verified else plain).append(row)
-            if is_verified:
-                self._places.verify(row.request)
-            elif row.samples:
-                self._places.decode(row.request, row.seat)
-        plan.num_plain += sum([row.num_samples for row in plain])
-        plan.verifies, plan.prefills = verifies, plain + verifies
-        if not any(row.samples for row in plan.prefills):
-            return
-        seats = [np.full(row.num_samples, row.seat) for row in plan.prefills]
-        ends = [row.start + row.n + 1 for row in plan.prefills]
-        at = [np.arange(end - row.num_samples, end) for end, row in zip(ends, plan.prefills, strict=True)]
-        plan.sampled_seats = np.concatenate([plan.sampled_seats, *seats])
-        plan.sampled_at = np.concatenate([plan.sampled_at, *at])
+        """Advance every counter as if the step had run; one that is empty is no step."""
+        self._committer.commit(plan)
+        if plan.num_tokens:
+            self._step += 1
+            self._outstanding.append(plan)
 
     def apply(self, plan: StepPlan, output: StepOutput) -> StepResult:
         """Reconcile with what a step drew. Plans are applied in the order in which they were scheduled.
@@ -426,15 +376,7 @@ class Scheduler:
     def state_after(self, n: int, landed_s: float, step_s: float) -> RankState:
         """The state when `n` quiet steps have landed, the last at `landed_s` after `step_s`, without taking them."""
         self._timer.leapt(landed_s, step_s)
-        num_pages = self._leaper.num_pages_after(n) if self._places.waiting else 0
-        return rank_state(
-            self._places,
-            self.kv,
-            self._timer,
-            self._max_step_tokens,
-            may_admit=not self._pause,
-            num_pages_owed=num_pages,
-        )
+        return self.state(self._leaper.num_pages_after(n) if self._places.waiting else 0)
 
     @property
     def gates_last(self) -> bool:
@@ -480,9 +422,6 @@ class Scheduler:
         if len(self._deadlines) > 2 * self.num_requests + PRUNE_DEADLINES_AT:
             self._deadlines = [entry for entry in self._deadlines if entry[1] in self._places.requests]
             heapq.heapify(self._deadlines)
-
-    def _drafts_for(self, request: Request) -> bool:
-        return self._drafter is not None and self._drafter.drafts_for(request)
 
     def _check_room_to_wait(self, request: Request) -> None:
         ledger = self._places.ledger
