@@ -8,7 +8,7 @@ import pytest
 
 from equipoise.route.prefix import ENDS
 from equipoise.sim.fleet import RoleSize
-from equipoise.sim.front import BYTES_PER_TOKEN, Choice, Front, prefix_keys_of
+from equipoise.sim.front import BYTES_PER_TOKEN, Choice, Front, Pair, prefix_keys_of
 from equipoise.sim.scenario import RoutingConfig
 from equipoise.sim.workload.request import SimRequest
 
@@ -62,3 +62,41 @@ def test_a_worker_that_has_the_prefix_is_preferred() -> None:
     for choice in again:
         gateway.over(choice, 10, 9.0)
     assert {choice.worker for choice in again} == {first.worker}
+
+
+def pairs(num_mixed: int = 0, **config: Any) -> Front:
+    mixed = {"mixed": RoleSize(num_mixed, 2)} if num_mixed else {}
+    return Front(RoutingConfig(**config), {**mixed, "prefill": RoleSize(1, 2), "decode": RoleSize(1, 2)}, 512, 0)
+
+
+def pair(gateway: Front) -> Pair:
+    """Where a pair serves a request of 1,000 tokens."""
+    choice = gateway.choose(SimRequest(0, 1000, 50), 0.0)
+    assert isinstance(choice, Pair)
+    return choice
+
+
+def test_pairs_charge_the_prompt_to_both_and_the_output_where_it_is_drawn() -> None:
+    gateway = pairs()
+    legs = pair(gateway)
+    prefill, decode = gateway.loads
+    assert (legs.prefill.worker, legs.decode.worker) == (0, 1)
+    assert prefill.tokens == 1000
+    assert decode.tokens == 1256  # nothing is known of outputs yet
+    gateway.over(legs.prefill, None, 1.0)
+    assert (prefill.tokens, decode.tokens) == (0, 1256)
+    gateway.over(legs.decode, 50, 2.0)
+    assert decode.tokens == 0
+
+
+def test_both_legs_of_a_pair_follow_one_room_that_is_drawn() -> None:
+    gateway = pairs(rank_policy="follow_room")
+    ranks = [(legs.prefill.rank, legs.decode.rank) for legs in (pair(gateway) for _ in range(40))]
+    assert set(ranks) == {(0, 0), (1, 1)}
+    assert ranks[::2] != [ranks[0]] * 20
+
+
+def test_a_worker_that_does_both_is_chosen_while_its_ranks_carry_less() -> None:
+    gateway = pairs(num_mixed=1)
+    chosen = [gateway.choose(SimRequest(0, 1000, 50), 0.0) for _ in range(6)]
+    assert [isinstance(choice, Pair) for choice in chosen] == [True, False] * 3
