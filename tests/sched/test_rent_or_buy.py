@@ -7,6 +7,7 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.sched.rig import Rig
 from tests.sched.views import make_view
 
 from equipoise.sched.rent_or_buy import RentOrBuy, StepPrices
@@ -244,3 +245,46 @@ def test_ranks_that_are_told_the_same_answer_the_same(history):
         assert answer == OPEN or 0 <= answer <= most
         if not any(state.num_running for state in ranks):
             assert answer == OPEN
+
+
+# ---------------------------------------------------------------- a group of schedulers
+
+requests = st.lists(
+    st.tuples(st.integers(0, 40), st.integers(0, 2), st.integers(1, 40), st.integers(1, 20)), min_size=1, max_size=25
+)
+
+
+@given(requests, st.integers(2, 3), st.sampled_from((0.3, 15.0)), st.integers(0, 1))
+def test_every_request_of_a_group_ends_and_ranks_agree(requests, num_ranks, max_delay_s, depth):
+    """`requests`: (step of its arrival, rank, prompt, output). A step lasts as long as its slowest rank."""
+    rigs = [
+        Rig(rent_or_buy=True, rent_or_buy_max_delay_s=max_delay_s, max_running=3, max_step_tokens=32, depth=depth)
+        for _ in range(num_ranks)
+    ]
+    arrivals, number = sorted(requests), 0
+    while arrivals or any(rig.scheduler.num_requests for rig in rigs):
+        while arrivals and arrivals[0][0] <= number:
+            _, place, prompt, output = arrivals.pop(0)
+            rig = rigs[place % num_ranks]
+            rig.add(f"r{rig.handles}", prompt, output)
+        states = tuple(rig.scheduler.state() for rig in rigs)
+        plans = []
+        for rig in rigs:
+            plan = rig.scheduler.schedule(states) if rig.scheduler.has_work else None
+            if plan is None:
+                rig.scheduler.look(states)
+            elif not plan.is_empty:
+                plans.append(plan)
+                rig.outstanding.append(plan)
+        waiting = {rig.scheduler.held_by for rig in rigs if rig.scheduler.state().num_admissible}
+        assert waiting <= {"", "RentOrBuy", "max_step_tokens"}
+        step_s = max([0.01 + 0.002 * plan.num_prefill_tokens for plan in plans], default=0.01)
+        for rig in rigs:
+            rig.clock.advance(step_s)
+            if rig.outstanding and (len(rig.outstanding) > depth or not plans):
+                rig.land()
+        number += 1
+        assert number < 3000, "livelock"
+    for rig in rigs:
+        assert set(rig.ended.values()) <= {"length"}
+        assert len(rig.ended) == rig.handles

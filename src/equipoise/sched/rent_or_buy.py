@@ -12,8 +12,8 @@ The door opens at the number k at which rent exceeds the price by most, as soon 
 takes their seats' rent along; the others' rent stays. Prices are learned from the steps themselves, and nothing need be
 known of the future: rent up to the price and no further costs least on average when seats turn up evenly (as stock is
 ordered: F. Harris, How many parts to make at once, 1913), and for one choice at most twice the least however they do
-(as skis are rented: A. Karlin et al., Competitive snoopy caching, 1988). What is known of the past ends a wait early: when no seat
-has turned up for much longer than usual, company will not come either. See docs/rent-or-buy.md.
+(as skis are rented: A. Karlin et al., Competitive snoopy caching, 1988). What is known of the past ends a wait early:
+when no seat has turned up for much longer than usual, company will not come either. See docs/rent-or-buy.md.
 """
 
 from __future__ import annotations
