@@ -30,7 +30,7 @@ def test_a_trace_keeps_the_rules_of_the_format(
         now, steps[rank] = start, []
         for gap, last, wait, work in drawn:
             # As engines round: the next step may seem to begin before this one ended.
-            steps[rank].append(StepSpan(now + gap - 1e-12, now + gap + last, wait, *work))
+            steps[rank].append(StepSpan(now + gap - 2e-9, now + gap + last, wait, *work))
             now += gap + last
     events = read(trace_of('worker "one"', steps))
     written = [step for each in steps.values() for step in each]

@@ -104,6 +104,8 @@ def test_bins_and_slices_sum_to_the_step_log(table: dict[str, Any]) -> None:
         assert total(events, name) == columns[name].sum()
     slices_us = sum(event["dur"] for event in events if event["ph"] == "X")
     assert slices_us == pytest.approx(columns["step_s"].sum() * 1e6, abs=0.01 * len(ranks))
+    waits_us = sum(event["dur"] for event in events if event["name"] == "wait for the slowest")
+    assert waits_us == pytest.approx(columns["wait_s"].sum() * 1e6, abs=0.01 * len(ranks))
 
 
 @settings(deadline=None, max_examples=25)
