@@ -7,6 +7,7 @@ then the decode workers.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from equipoise.exec.costs import build_cost
@@ -143,21 +144,19 @@ class Fleet:
         self.parts: dict[WorkerRole, Part] = {
             role: Part(*configs[role], fleet, piece_len, folder) for role in self.sizes
         }
+
+        def group(role: WorkerRole, number: int, num_ranks: int) -> Group:
+            part, told = self.parts[role], observers[role]
+            ranks = part.schedulers(num_ranks, clock, remote if role == "decode" else None)
+            return Group(number, ranks, part.cost, part.host, events, told.requests, steps, told.on_end, leaps=leaps)
+
         self._seats: list[list[Seat]] = []
         number = 0
         for role, size in self.sizes.items():
-            part, told = self.parts[role], observers[role]
-            brings = remote if role == "decode" else None
             for _ in range(size.workers):
-                seats: list[Seat] = []
-                for group_size in [size.ranks] if fleet.lockstep else [1] * size.ranks:
-                    ranks = part.schedulers(group_size, clock, brings)
-                    group = Group(
-                        number, ranks, part.cost, part.host, events, told.requests, steps, told.on_end, leaps=leaps
-                    )
-                    seats += [Seat(group, place, number + place) for place in range(group_size)]
-                    number += group_size
-                self._seats.append(seats)
+                group_size = size.ranks if fleet.lockstep else 1
+                self._seats.append(_seats(number, size.ranks, group_size, partial(group, role)))
+                number += size.ranks
 
     @property
     def cost_source(self) -> str:
@@ -176,3 +175,12 @@ class Fleet:
     def schedulers(self) -> Iterator[Scheduler]:
         """That of every rank, worker after worker."""
         return (seat.group.ranks[seat.place] for seats in self._seats for seat in seats)
+
+
+def _seats(number: int, num_ranks: int, group_size: int, make_group: Callable[[int, int], Group]) -> list[Seat]:
+    """Of a worker whose first rank is `number`; `make_group(number, num_ranks)` makes some that step together."""
+    seats: list[Seat] = []
+    for first in range(number, number + num_ranks, group_size):
+        group = make_group(first, group_size)
+        seats += [Seat(group, place, first + place) for place in range(group_size)]
+    return seats
