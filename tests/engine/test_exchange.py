@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -41,7 +44,8 @@ class Member(threading.Thread):
     def _serve(self) -> None:
         while self.dies_at is None or len(self.seen) < self.dies_at:
             if not self.exchange.is_due(has_work=self.work > 0):
-                self.is_done.set()
+                if self.work == 0:  # and not one that is to be let in first
+                    self.is_done.set()
                 if self.over.is_set():
                     self.exchange.leave()
                     return
@@ -67,8 +71,9 @@ def run_group(works: list[int], dies_at: dict[int, int], comes_back: int = 0) ->
     members = [Member(host, rank, work, dies_at.get(rank), over) for rank, work in enumerate(works)]
     for member in members:
         member.start()
-    for rank in dies_at:
+    for rank in sorted(dies_at, key=dies_at.__getitem__):  # the later ones wait for the ends of those before
         members[rank].join(PATIENCE_S)
+        assert not members[rank].is_alive()
         host.end(rank)
         if comes_back:
             members.append(Member(host, rank, comes_back, None, over))
@@ -166,3 +171,18 @@ def test_who_sleeps_is_rung_when_a_round_begins_and_who_waits_when_it_is_complet
     for each in (first, asleep, waiting):
         each.bell.close()
     host.close()
+
+
+def test_what_a_killed_server_left_is_removed_and_what_a_living_one_has_is_not() -> None:
+    living = GroupHost(2, 0)
+    code = "import os; from equipoise.engine.group import GroupHost; host = GroupHost(2, 0)"
+    code += "; print(host.start(0).folder, flush=True); os._exit(1)"
+    killed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert killed.returncode == 1, killed.stderr
+    left = Path(killed.stdout.strip())
+    kept = Path(living.start(0).folder)
+    GroupHost(2, 0).close()
+    assert not left.exists()
+    assert (kept / "board").exists()
+    living.close()
+    assert not kept.exists()

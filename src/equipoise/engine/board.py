@@ -12,8 +12,10 @@ A file that is mapped, not multiprocessing's shared memory: the tracker of a pro
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
+import shutil
 import struct
 import tempfile
 import threading
@@ -32,6 +34,8 @@ CACHE_LINE = 8
 STATUS_WORDS = CACHE_LINE
 ATTENTION, SEEN_MS, LEFT_EPOCH, ASKS_EPOCH, LAST_ROUND = range(5)
 MEMORY = Path("/dev/shm")
+FOLDER = "equipoise-group-"
+MEMORY_FILE = "board"
 
 
 class Attention(IntEnum):
@@ -189,18 +193,44 @@ def _padded(num_words: int) -> int:
 
 
 def group_folder() -> Path:
-    """A new folder for a group's files, private to this user and in memory where there is such a place."""
+    """A new folder for a group's files, private to this user and in memory where there is such a place. Those that
+    killed servers left behind are removed."""
     parent = MEMORY if os.access(MEMORY, os.W_OK | os.X_OK) else Path("/tmp")
-    return Path(tempfile.mkdtemp(prefix="equipoise-group-", dir=parent))
+    for folder in parent.glob(f"{FOLDER}*"):
+        if _is_abandoned(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=FOLDER, dir=parent))
 
 
-def map_memory(path: Path, num_bytes: int = 0) -> memoryview:
-    """The file's bytes, shared by all who map it; with `num_bytes` it is made, and holds zeros."""
-    flags = os.O_RDWR | (os.O_CREAT | os.O_EXCL if num_bytes else 0)
-    file = os.open(path, flags, 0o600)
+def _is_abandoned(folder: Path) -> bool:
+    """The server that made a folder holds a lock on its memory as long as it lives, and nobody else does."""
     try:
-        if num_bytes:
-            os.truncate(file, num_bytes)
+        file = os.open(folder / MEMORY_FILE, os.O_RDWR)
+    except OSError:  # another user's, or just being made
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(file)
+    return True
+
+
+def make_memory(folder: Path, num_bytes: int) -> int:
+    """Make the memory of a group in `folder`, all zeros; returns the file's descriptor, locked while it is open."""
+    made = folder / f"{MEMORY_FILE}.new"
+    file = os.open(made, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    os.truncate(file, num_bytes)
+    fcntl.flock(file, fcntl.LOCK_EX)
+    made.rename(folder / MEMORY_FILE)
+    return file
+
+
+def map_memory(folder: Path) -> memoryview:
+    """The memory of the group in `folder`, shared by all who map it."""
+    file = os.open(folder / MEMORY_FILE, os.O_RDWR)
+    try:
         return memoryview(mmap.mmap(file, 0))
     finally:
         os.close(file)

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from equipoise.engine.rounds import Round
 
-MEMORY_FILE = "board"
 SPINS = 20
 """Looks, with the processor offered to others in between, before a rank that waits goes to sleep."""
 SLICE_S = 0.01
@@ -101,11 +100,14 @@ class GroupSpec(msgspec.Struct, frozen=True):
     num_ahead: int
 
 
-def open_board(folder: Path, num_ranks: int, num_ahead: int, *, create: bool = False) -> Board:
-    """The memory of a group. `create`: it is not there yet."""
-    num_values = (NUM_HEAD + num_ranks + len(_NAMES), len(StepPart._fields))
-    num_bytes = Board.num_bytes(num_ranks, num_values, num_ahead)
-    return Board(map_memory(folder / MEMORY_FILE, num_bytes if create else 0), num_ranks, num_values, num_ahead)
+def open_board(folder: Path, num_ranks: int, num_ahead: int) -> Board:
+    """The memory of a group, which is in `folder`."""
+    return Board(map_memory(folder), num_ranks, num_values(num_ranks), num_ahead)
+
+
+def num_values(num_ranks: int) -> tuple[int, int]:
+    """Of the two kinds of posts on a board: states, and parts of steps."""
+    return NUM_HEAD + num_ranks + len(_NAMES), len(StepPart._fields)
 
 
 class Vigil:

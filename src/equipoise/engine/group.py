@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import threading
 import weakref
 from typing import TYPE_CHECKING
 
-from equipoise.engine.board import Attention, group_folder
-from equipoise.engine.exchange import GroupSpec, open_board
+from equipoise.engine.board import Attention, Board, group_folder, make_memory
+from equipoise.engine.exchange import GroupSpec, num_values, open_board
 from equipoise.engine.rounds import named_by
 
 if TYPE_CHECKING:
-    from equipoise.engine.board import Board
+    from pathlib import Path
 
 STALE_S = 1.0
 """A rank that waits says so much more often."""
@@ -61,9 +62,10 @@ class GroupHost:
     def __init__(self, num_ranks: int, num_ahead: int) -> None:
         """`num_ahead`: steps that a rank launches ahead, the scheduler's depth."""
         self._folder = group_folder()
-        self._remove = weakref.finalize(self, shutil.rmtree, self._folder, True)
+        file = make_memory(self._folder, Board.num_bytes(num_ranks, num_values(num_ranks), num_ahead))
+        self._remove = weakref.finalize(self, _remove, self._folder, file)
         self._num_ahead = num_ahead
-        self._board = open_board(self._folder, num_ranks, num_ahead, create=True)
+        self._board = open_board(self._folder, num_ranks, num_ahead)
         self._epochs = Epochs(self._board)
 
     def start(self, rank: int) -> GroupSpec:
@@ -82,3 +84,8 @@ class GroupHost:
     def close(self) -> None:
         """Remove the files; every rank is gone."""
         self._remove()
+
+
+def _remove(folder: Path, file: int) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    os.close(file)
