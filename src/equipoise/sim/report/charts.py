@@ -55,7 +55,8 @@ __all__ = [
 
 HEIGHT = 260
 """Pixels; charts are as wide as the page."""
-MOST_OUTLINED = 20_000
+OVERLAP = 0.05
+"""Of a cell with its neighbours: without it seams show between them."""
 
 
 @dataclass(frozen=True)
@@ -255,9 +256,6 @@ def grid(
     place = f"floor((datum.i - 1) / {num_columns})", f"((datum.i - 1) % {num_columns})"
     height = min(max(num_rows * 22, 90), max(300, min(num_rows, 560)))
     scale = alt.Scale(zero=value.zero, nice=True)
-    # Seams show between cells that are wide; outlines take as long to draw as the cells.
-    stroke = alt.Stroke("data", type="quantitative", scale=scale, legend=None)
-    outline = {"stroke": stroke} if values.size <= MOST_OUTLINED else {}
     cells = (
         alt.Chart(alt.InlineData(values=f"[{flat}]", format=alt.JsonDataFormat(type="json")))
         .transform_window(i="row_number()")
@@ -265,12 +263,12 @@ def grid(
             **{
                 "row": f"{place[0]} * {y_step}",
                 "top": f"{place[0]} * {y_step} - 0.5",
-                "bottom": f"({place[0]} + 1) * {y_step} - 0.5",
+                "bottom": f"min({place[0]} + 1 + {OVERLAP}, {num_rows}) * {y_step} - 0.5",
                 "from": f"{place[1]} * {x_step!r}",
-                "to": f"({place[1]} + 1) * {x_step!r}",
+                "to": f"min({place[1]} + 1 + {OVERLAP}, {num_columns}) * {x_step!r}",
             }
         )
-        .mark_rect(strokeWidth=0.8)
+        .mark_rect()
         .encode(
             x=alt.X("from", type="quantitative", title=x.title, scale=alt.Scale(nice=False, zero=False), axis=_ticks()),
             x2=alt.X2("to"),
@@ -283,7 +281,6 @@ def grid(
             ),
             y2=alt.Y2("bottom"),
             color=alt.Color("data", type="quantitative", title=value.title, scale=scale, legend=_legend()),
-            **outline,
             tooltip=[
                 alt.Tooltip("row", type="quantitative", title=y.title, format="d"),
                 alt.Tooltip("from", type="quantitative", title=x.title, format=x.format),

@@ -208,6 +208,8 @@ def ranks(run: Run) -> Iterator[Plot]:
 
 
 def _heat(run: Run, title: str, values: Floats, unit: str) -> Plot:
+    idle = np.zeros((run.num_ranks - len(values), values.shape[1]))
+    values = np.concatenate([values, idle])  # the last ranks, if they never had a step
     rows, band = banded(values, MOST_ROWS)
     shown, width = merged(rows, MOST_CELLS)
     step = run.series.ranks.width_s * width / run.unit.seconds
