@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -121,6 +122,17 @@ def test_it_stays_open_until_somebody_enters():
     assert n > 0
 
 
+def test_the_next_request_counts_by_its_own_tokens_and_the_rest_on_average():
+    def uneven(first, all_tokens):
+        return replace(rank(2), next_tokens=first, admissible_tokens=all_tokens)
+
+    free = {"num_ranks": 2, "start_s": 0.0}
+    assert ask(make_gate(**free), uneven(3000, 3500), uneven(3000, 3500)) == 2
+    assert ask(make_gate(**free), uneven(3000, 3500), rank(2, prompt=1750)) == 2
+    assert ask(make_gate(**free), uneven(3000, 3500), rank(2, prompt=3000)) == 1
+    assert ask(make_gate(**free), uneven(3000, 3500), rank(2, prompt=300)) == 0
+
+
 @pytest.mark.parametrize("max_delay_s", [0.2, 1.0, 3.0])
 def test_nobody_waits_longer_than_the_bound(max_delay_s):
     dear = make_gate(start_s=50.0, max_delay_s=max_delay_s)
@@ -205,6 +217,16 @@ def test_prefills_of_one_size_are_priced_by_their_tokens():
     start_s, token_s = prices.prices()
     assert start_s == pytest.approx(0.0, abs=1e-6)
     assert token_s == pytest.approx(0.0002)
+
+
+def test_a_price_that_falls_with_tokens_is_taken_for_one_of_the_start():
+    prices = StepPrices()
+    prices.learn(STEP_S, 0)
+    for tokens, extra_s in ((1000, 0.3), (2000, 0.2)) * 9:
+        prices.learn(STEP_S + extra_s, tokens)
+    start_s, token_s = prices.prices()
+    assert token_s == 0.0
+    assert start_s == pytest.approx(0.25, rel=0.03)
 
 
 steps = st.tuples(st.floats(0, 10), st.one_of(st.just(0), st.integers(1, 16384)))
