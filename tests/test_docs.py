@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).parent.parent
-PAPERS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "src/equipoise/demo/README.md"])
+PAPERS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "src/equipoise/demo/README.md"])
 FENCE = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 VOLATILE = ("id", "created", "timestamp")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from equipoise.sim.experiment.gains import Compared, has, spread_of
-from equipoise.sim.experiment.rows import Row
+from equipoise.sim.experiment.rows import Row, by_point
 
 TOK_S = "throughput_tok_s"
 
@@ -63,3 +63,8 @@ SEEDS = (("none", 80.0, 0), ("none", 120.0, 1), ("ours", 100.0, 0), ("ours", 200
 
 def test_a_spread_has_the_middle_and_the_ends():
     assert spread_of([3.0, 1.0, 10.0]) == (3.0, 1.0, 10.0)
+
+
+def test_numbers_of_a_point_are_means_over_its_seeds():
+    table = [Row({"place": "a"}, "none", {TOK_S: value}, seed) for seed, value in enumerate((80.0, 120.0))]
+    assert by_point(table) == {"place=a": {"none": {TOK_S: 100.0}}}

@@ -160,6 +160,13 @@ def test_whole_traces_are_taken_by_any_of_their_names(tmp_path):
     assert {trial.point["ranks"] for trial in trials} == {8, 32, 128, 512}
 
 
+def test_the_heads_of_traces_serve_fleets_that_they_are_long_enough_for():
+    trials = build_experiment("together", Options()).trials
+    assert {(trial.point["trace"], trial.point["ranks"]) for trial in trials} == {
+        (name, ranks) for name in ("azure", "mooncake") for ranks in (8, 32)
+    }
+
+
 def test_the_heads_of_traces_that_ship_are_as_long_as_said():
     from equipoise.sim.experiment.together import HEADS, TRACES
     from equipoise.sim.workload.files import read_requests
