@@ -344,7 +344,7 @@ class Scheduler:
         To be asked after a step that was one, with a plan for each of the `depth` steps ahead. Limits are taken to
         answer alike as long as nothing happens to a request; gates must be asked in each of the steps by `goes_on`,
         unless `gates_last`."""
-        if not self.knows_all_moves or self._timer.step_prefill_tokens:
+        if not self.knows_all_moves or (self._leaper.has_gates and self._timer.step_prefill_tokens):
             return 0  # a request came or went, or gates have not been told of a prefill: the next plan may differ
         return self._leaper.num_quiet(self._outstanding, self._planner, most)
 

@@ -255,7 +255,7 @@ class Group:
     def _plans(self) -> list[StepPlan | None]:
         """By rank the plan in which something runs; None of quiet ranks and of those that have nothing to run."""
         # One that plans asks its gates: all others' must see the same.
-        some_plan = not all(lane.num_left or lane.is_idle for lane in self._lanes)
+        some_plan = self._is_watched and not all(lane.num_left or lane.is_idle for lane in self._lanes)
         asks_all = self._has_gates and (some_plan or not self._gates_last())
         states = self._states() if some_plan or asks_all else None
         if asks_all:
@@ -275,10 +275,7 @@ class Group:
             plans.append(plan if plan is not None and plan.num_tokens else None)
         return plans
 
-    def _states(self) -> tuple[RankState, ...] | None:
-        """The state of every rank, None when no rule looks at it."""
-        if not self._is_watched:
-            return None
+    def _states(self) -> tuple[RankState, ...]:
         return tuple([lane.state(self._landed_at, self._gap_s) for lane in self._lanes])
 
     def _gates_last(self) -> bool:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from equipoise.sched.scheduler import Scheduler
 
 MOST_QUIET = 1 << 20
-LEAST_QUIET = 4
+LEAST_QUIET = 3
 """Fewer quiet steps are taken one by one: it costs less."""
 
 
