@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from equipoise.errors import InvariantError
+from equipoise.sched.answers import Entry, ask_gates, limited
 from equipoise.sched.plan import PrefillRow, StepPlan
 from equipoise.sched.rules import OPEN, rule_name
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
 
     from equipoise.kv.protocol import KVMemory, PrefixMatch
@@ -20,34 +18,17 @@ if TYPE_CHECKING:
     from equipoise.sched.ledger import Totals
     from equipoise.sched.places import Places
     from equipoise.sched.resources import TokenBudget
-    from equipoise.sched.rules import Gate, Limit, Outranks, RemoteKV, Resource, Rules, StepView
+    from equipoise.sched.rules import Limit, Outranks, RemoteKV, Resource, Rules, StepView
 
 # What keeps a request from being admitted, beside the rules' own names.
 NO_SEAT = "max_running"
 NO_BUDGET = "max_step_tokens"
 NO_PAGES = "pages"
 PREEMPTED = "preemption in this step"
-PAUSED = "pause"
 BLOCKED = "blocked"
 
 MAX_PASSED = 8
 """Requests without pages that one step looks beyond: bounds its cost."""
-
-
-class Entry(NamedTuple):
-    """What the gates answer in a step: may prompts be computed, how many requests may enter, and which gate says so."""
-
-    may_prefill: bool
-    allowed: int
-    closed_by: str
-
-    def is_like(self, other: Entry) -> bool:
-        """Do both keep newcomers out, or let them in, for the same reason?"""
-        return (self.may_prefill, self.allowed > 0, self.closed_by) == (
-            other.may_prefill,
-            other.allowed > 0,
-            other.closed_by,
-        )
 
 
 class Planner:
@@ -97,7 +78,7 @@ class Planner:
         self._now_s = view.now_s
         self._budget.begin_step()
         self._wake_blocked()
-        self.entry = self._asked or self.ask(view, may_admit=may_admit)
+        self.entry = self._asked or ask_gates(self._rules, view, may_admit=may_admit)
         self._asked = None
         may_prefill, allowed, closed_by = self.entry
         if allowed:
@@ -120,18 +101,14 @@ class Planner:
             observer(plan, view, self.held_by)
         return plan
 
-    def ask(self, view: StepView, *, may_admit: bool) -> Entry:
-        """Show a step to every gate: some count those that they see."""
-        may_prefill, closed_by = _ask(self._rules.prefill_gates, view)
-        allowed, held_by = _ask(self._rules.admission_gates, view)
-        if not may_prefill:
-            return Entry(False, 0, closed_by)
-        return Entry(True, allowed, held_by) if may_admit else Entry(True, 0, PAUSED)
+    def look(self, view: StepView, *, may_admit: bool) -> None:
+        """Show a step that is not planned here to the gates: some count those that they see."""
+        ask_gates(self._rules, view, may_admit=may_admit)
 
     def goes_on(self, view: StepView, *, may_admit: bool) -> bool:
         """Ask the gates about a step that only decodes, if they answer as before or nobody waits. Else False, and the
         next plan goes by these answers."""
-        entry = self.ask(view, may_admit=may_admit)
+        entry = ask_gates(self._rules, view, may_admit=may_admit)
         if not self._places.waiting or entry.is_like(self.entry):
             return True
         self._asked = entry
@@ -392,14 +369,14 @@ class Planner:
         if n > room:
             n = room
         for limit in limits:
-            n = _within(limit, n, limit(request, n))
+            n = limited(limit, request, n)
         return n
 
     def _cut_by(self, request: Request, limits: list[Limit]) -> str:
         """What leaves a newcomer no token: the budget, or the first limit that says so."""
         n = min(request.num_known - request.num_computed, self._budget.room)
         for limit in limits:
-            if n and not (n := _within(limit, n, limit(request, n))):
+            if n and not (n := limited(limit, request, n)):
                 return rule_name(limit)
         return NO_BUDGET
 
@@ -415,22 +392,3 @@ class Planner:
     def _publish(self, row: PrefillRow) -> None:
         """No undo can reach `row` any more: others may match what it computes."""
         self._kv.publish(row.request, self._columns.tokens[row.seat], row.start + row.n)
-
-
-def _ask(gates: Sequence[Gate], view: StepView) -> tuple[int, str]:
-    """The strictest answer and who gave it. Every gate is asked."""
-    strictest, name = OPEN, ""
-    for gate in gates:
-        answer = gate(view)
-        if answer.__class__ is not int:
-            raise InvariantError(f"the gate {rule_name(gate)} answered {answer!r}, not a whole number")
-        if answer < strictest:
-            strictest, name = answer, rule_name(gate)
-    return (strictest if strictest > 0 else 0), name
-
-
-def _within(limit: Limit, n: int, answer: int) -> int:
-    """`answer`, the tokens out of `n` that `limit` leaves. Raises InvariantError for one that a limit must not give."""
-    if answer.__class__ is int and 0 <= answer <= n:
-        return answer
-    raise InvariantError(f"the limit {rule_name(limit)} answered {answer!r} for {n} tokens, not a whole number of them")

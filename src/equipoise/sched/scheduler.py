@@ -7,11 +7,11 @@ request is and how it moves: `places`. Which features there are: `rules` and `as
 
 from __future__ import annotations
 
-import heapq
 from collections import deque
 from typing import TYPE_CHECKING, Literal
 
-from equipoise.errors import InvalidValueError, InvariantError, QueueFullError
+from equipoise.errors import InvalidValueError, InvariantError
+from equipoise.sched.arrivals import Deadlines, WaitingRoom
 from equipoise.sched.commit import Committer
 from equipoise.sched.explain import Explanation, Hold, explain
 from equipoise.sched.leap import Leaper
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from equipoise.sched.resources import TokenBudget
     from equipoise.sched.roles import Role
     from equipoise.sched.rules import RankState, Rules
-
-PRUNE_DEADLINES_AT = 1024
 
 PauseMode = Literal["", "new", "all"]
 
@@ -87,14 +85,13 @@ class Scheduler:
             max_bypass=max_bypass,
         )
         self._max_step_tokens = budget.max_step_tokens
-        self._max_waiting_reqs = max_waiting_reqs
-        self._max_waiting_tokens = max_waiting_tokens
-        self._deadlines: list[tuple[float, int]] = []
+        self._waiting_room = WaitingRoom(self._places.ledger, max_waiting_reqs, max_waiting_tokens)
+        self._deadlines = Deadlines(self._places.requests)
         self._pause: PauseMode = ""
         self._committer = Committer(self._places, rules.drafter, self.totals)
         self._reconciler = Reconciler(self._places, kv, self.totals)
         self._remote_events = RemoteEvents(self._places, kv, self._reconciler)
-        self._leaper = Leaper(
+        self.leaper = Leaper(
             self._places,
             kv,
             rules,
@@ -103,7 +100,7 @@ class Scheduler:
             bypasses=max_bypass > 0,
         )
         self._timer = StepTimer(clock)
-        self.is_watched = bool(self._leaper.has_gates or rules.limits or rules.observers)
+        self.is_watched = bool(self.leaper.has_gates or rules.limits or rules.observers)
         self._planned_at = 0  # moves of requests that the last plan knew of
         self._hold = Hold("", clock.now())
         self._step = 0
@@ -121,14 +118,14 @@ class Scheduler:
             )
         for resource in self._resources:
             resource.check(request)
-        self._check_room_to_wait(request)
+        self._waiting_room.check(request)
         requests = self._places.requests
         if request.handle in requests:
             raise InvariantError(f"handle {request.handle} is in use by {requests[request.handle]}")
         requests[request.handle] = request
         self.kv.prepare(request)
         if request.deadline_s is not None:
-            self._keep_deadline(request.deadline_s, request.handle)
+            self._deadlines.keep(request.deadline_s, request.handle)
         if wait_for is None:
             self._places.enter(request)
         else:
@@ -179,18 +176,13 @@ class Scheduler:
 
     def expire(self) -> list[Request]:
         """End the requests whose deadline has passed."""
-        expired = []
-        while self._deadlines and self._deadlines[0][0] <= self._clock.now():
-            _, handle = heapq.heappop(self._deadlines)
-            request = self.abort(handle)
-            if request is not None:
-                expired.append(request)
-        return expired
+        expired = (self.abort(handle) for handle in self._deadlines.due(self._clock.now()))
+        return [request for request in expired if request is not None]
 
     @property
     def next_deadline_s(self) -> float | None:
         """When `expire` has something to do next, at the earliest."""
-        return self._deadlines[0][0] if self._deadlines else None
+        return self._deadlines.next_s
 
     def pause(self, mode: Literal["new", "all"]) -> None:
         """ "new": admit nobody, let the running finish. "all": plan nothing."""
@@ -297,7 +289,7 @@ class Scheduler:
     def look(self, ranks: tuple[RankState, ...]) -> None:
         """Another rank of the group plans a step and this one has nothing to plan: its gates, some of which count the
         steps that they see, see it all the same, so that all ranks go on to decide alike."""
-        self._planner.ask(self._view(ranks), may_admit=not self._pause)
+        self._planner.look(self._view(ranks), may_admit=not self._pause)
         self._timer.planned(self._clock.now(), 0, is_idle=not self._outstanding)
 
     def _view(self, ranks: tuple[RankState, ...] | None, num_ahead: int = 0) -> StepView:
@@ -344,9 +336,9 @@ class Scheduler:
         To be asked after a step that was one, with a plan for each of the `depth` steps ahead. Limits are taken to
         answer alike as long as nothing happens to a request; gates must be asked in each of the steps by `goes_on`,
         unless `gates_last`."""
-        if not self.knows_all_moves or (self._leaper.has_gates and self._timer.step_prefill_tokens):
+        if not self.knows_all_moves or (self.leaper.has_gates and self._timer.step_prefill_tokens):
             return 0  # a request came or went, or gates have not been told of a prefill: the next plan may differ
-        return self._leaper.num_quiet(self._outstanding, self._planner, most)
+        return self.leaper.num_quiet(self._outstanding, self._planner, most)
 
     def goes_on(self, num_taken: int, ranks: tuple[RankState, ...] | None = None) -> bool:
         """Show the gates the quiet step after `num_taken` that have landed, and are not leapt over yet.
@@ -357,7 +349,7 @@ class Scheduler:
     def leap(self, n: int, landed_s: float, step_s: float) -> None:
         """Take `n` quiet steps at once, as n pairs of `schedule` and `apply` would, all rows drawing token 0. The last
         of them landed at `landed_s` and took `step_s`."""
-        self._leaper.leap(self._outstanding, self._planner.held_by, n)
+        self.leaper.leap(self._outstanding, self._planner.held_by, n)
         self._step += n
         self._timer.leapt(landed_s, step_s)
 
@@ -365,35 +357,25 @@ class Scheduler:
         """Plan the next quiet step, whose gates have been asked, and leave it outstanding."""
         plan = self._planner.plan_quiet(self._step)
         if self._planner.held_by == NO_PAGES:
-            self._leaper.match_head()
+            self.leaper.match_head()
         self._commit(plan)
         self._timer.planned(self._clock.now(), 0, is_idle=False)
 
     def load_after(self, n: int) -> LoadCounters:
         """The load when `n` of the quiet steps, not all, have landed and the next is planned, without taking them."""
-        return self._leaper.load_after(self.load(), n)
+        return self.leaper.load_after(self.load(), n)
 
     def state_after(self, n: int, landed_s: float, step_s: float) -> RankState:
         """The state when `n` quiet steps have landed, the last at `landed_s` after `step_s`, without taking them."""
         self._timer.leapt(landed_s, step_s)
-        return self.state(self._leaper.num_pages_after(n) if self._places.waiting else 0)
+        return self.state(self.leaper.num_pages_after(n) if self._places.waiting else 0)
 
     @property
     def gates_last(self) -> bool:
         """Nothing would come of asking the gates again, until a request moves on any rank: they have been told of every
         prefill, too."""
         is_told = not self._timer.step_prefill_tokens and not any(plan.prefills for plan in self._outstanding)
-        return is_told and self._leaper.gates_last
-
-    @property
-    def asks_gates(self) -> bool:
-        """Must gates be asked in steps that only decode?"""
-        return self._leaper.asks_gates
-
-    @property
-    def has_gates(self) -> bool:
-        """Is there any gate?"""
-        return self._leaper.has_gates
+        return is_told and self.leaper.gates_last
 
     @property
     def num_moves(self) -> int:
@@ -414,20 +396,3 @@ class Scheduler:
     def outstanding(self) -> Sequence[StepPlan]:
         """Plans that were not applied yet, the oldest first."""
         return self._outstanding
-
-    # ---------------------------------------------------------------- small things
-
-    def _keep_deadline(self, deadline_s: float, handle: int) -> None:
-        heapq.heappush(self._deadlines, (deadline_s, handle))
-        if len(self._deadlines) > 2 * self.num_requests + PRUNE_DEADLINES_AT:
-            self._deadlines = [entry for entry in self._deadlines if entry[1] in self._places.requests]
-            heapq.heapify(self._deadlines)
-
-    def _check_room_to_wait(self, request: Request) -> None:
-        ledger = self._places.ledger
-        if ledger.num_waiting_reqs >= self._max_waiting_reqs:
-            raise QueueFullError(f"{ledger.num_waiting_reqs} requests wait, at most {self._max_waiting_reqs} may")
-        most = self._max_waiting_tokens
-        # A prompt longer than the limit may wait alone, or no retry could ever bring it in.
-        if most is not None and ledger.num_waiting_reqs and ledger.num_waiting_tokens + request.num_known > most:
-            raise QueueFullError(f"{ledger.num_waiting_tokens} tokens wait, at most {most} may")

@@ -117,7 +117,7 @@ class Group:
         self._lost = Lost(steps, cost, len(ranks))
         self._on_end = on_end
         self._depth = ranks[0].depth
-        self._has_gates = any(rank.has_gates for rank in ranks)
+        self._has_gates = any(rank.leaper.has_gates for rank in ranks)
         self._is_watched = any(rank.is_watched for rank in ranks)
         self._leaps = leaps
         self._pending: deque[Step] = deque()
@@ -263,7 +263,7 @@ class Group:
         plans: list[StepPlan | None] = []
         for place, lane in enumerate(self._lanes):
             rank, plan = lane.rank, None
-            asks = asks_all and rank.asks_gates
+            asks = asks_all and rank.leaper.asks_gates
             if lane.quiet is not None and (not lane.num_left or (asks and not lane.goes_on(states))):
                 self._wake_lane(place)
             if lane.quiet is None and rank.has_work:
