@@ -1,4 +1,4 @@
-"""Which gate over the ranks of a lockstep group, and where does each help and hurt? (seed 3)
+"""Which gate over the ranks of a lockstep group, and where does each help and hurt?
 
 The setting is the published one of balance scheduling (vllm-project/vllm-ascend#5212): DeepSeek-V3.1 on data-parallel
 ranks in lockstep, prompts of 3,500 tokens, outputs of 1,500, 512 requests, 128 at any time, seats for as many. Two

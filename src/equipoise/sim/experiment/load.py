@@ -1,4 +1,4 @@
-"""What does a load report cost, by the length of the queue, from counters and by counting anew? (seed 5)
+"""What does a load report cost, by the length of the queue, from counters and by counting anew?
 
 Nothing is simulated: the scheduler's own `load()` is timed beside a count over all requests, in turns, with so many
 requests waiting. SGLang's counters (sgl-project/sglang#13203) were removed again, because they drifted; ours keep what

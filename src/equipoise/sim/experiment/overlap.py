@@ -1,4 +1,4 @@
-"""What does planning the next step while this one runs gain, by what planning costs? (seed 4)
+"""What does planning the next step while this one runs gain, by what planning costs?
 
 A step of the model takes `step_ms`, planning it takes the host `host`: one after the other at depth 0, side by side at
 depth 1. The costs of planning are measured (benchmarks/results/step_cost.md, and facts of vLLM 0.33 elsewhere), or a

@@ -1,4 +1,4 @@
-"""What do chunks that end on page boundaries cost, and what must page-wise KV writes save to be worth it? (seed 2)
+"""What do chunks that end on page boundaries cost, and what must page-wise KV writes save to be worth it?
 
 vllm-project/vllm#19878 claims about 5% of a step's time on TPUs when prefill writes whole pages of KV; for that every
 chunk must begin and end on a boundary (the last of a prompt excepted), which leaves a part of the step's tokens unused.

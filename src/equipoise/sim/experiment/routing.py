@@ -1,5 +1,5 @@
 """What does choosing ranks by tokens gain, by topology, by what a step is made of, by load and by the age of loads?
-(seed 1, sgl-project/sglang#20435)
+(sgl-project/sglang#20435)
 
 Lengths are a quarter of the published ones, at four times the price per token: requests take a quarter of the time, and
 steps as long as they did. Requests arrive at random. `load` sets the price of prompts, the share of their time that two

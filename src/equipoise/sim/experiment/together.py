@@ -1,7 +1,8 @@
 """What do five features together buy over the best of them alone, on recorded traces at 8 to 512 ranks?
 
-Each of the seeds is a few settings of a scenario, so all of them together are the settings of all: planning ahead
-(seed 4), a gate over the ranks (seed 3, or ours), token routing (seed 1), aligned chunks (seed 2). Workers of 8 ranks
+Each of the five is a few settings of a scenario, so all of them together are the settings of all: planning ahead
+(vllm#19970), a gate over the ranks (vllm-ascend#5212, or ours), token routing (sglang#20435), aligned chunks
+(vllm#19878). Workers of 8 ranks
 in lockstep replay Azure's and Mooncake's conversations, at 0.7 times what the plain fleet can do and at more than any
 can. What each one adds to the others is told by leaving it out.
 """
