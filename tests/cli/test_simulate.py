@@ -108,9 +108,10 @@ def test_paths_are_under_the_scenarios_folder_and_traces_under_ones_own(tmp_path
     scenario = "workload: {kind: file, path: trace.csv}\n"
     (tmp_path / "a/scenario.yaml").write_text(scenario, encoding="utf-8")
     (tmp_path / "a/trace.csv").write_text("arrival_s,input_tokens,output_tokens\n0,9,3\n", encoding="utf-8")
-    (tmp_path / "two.csv").write_text("arrival_s,input_tokens,output_tokens\n0,9,3\n1,9,3\n", encoding="utf-8")
+    name = 'quo"te\\n.csv'
+    (tmp_path / name).write_text("arrival_s,input_tokens,output_tokens\n0,9,3\n1,9,3\n", encoding="utf-8")
     assert summary("a/scenario.yaml", cwd=tmp_path)["num_requests"] == 1
-    assert summary("a/scenario.yaml", "--trace", "two.csv", cwd=tmp_path)["num_requests"] == 2
+    assert summary("a/scenario.yaml", "--trace", name, cwd=tmp_path)["num_requests"] == 2
 
 
 def test_the_environment_changes_nothing(folder: Path) -> None:

@@ -47,3 +47,8 @@ def test_requests_end_at_their_length_and_too_long_prompts_are_refused() -> None
     for prompt_len in (1000, 10_000_000):
         with pytest.raises(InvalidValueError, match="prompt: 1000 tokens"):
             content.request(4, SimRequest(0, prompt_len, 7), 0.0)
+
+
+def test_an_output_beyond_the_model_takes_no_keys() -> None:
+    content = Content(16, 512, 1000, prefix_cache=True)
+    assert len(content.request(5, SimRequest(0, 100, 2**31), 0.0).page_keys) == 1000 // 16

@@ -82,6 +82,8 @@ def test_no_table_is_the_default() -> None:
         ({"workload": 3}, "workload: 3 must be a table of settings"),
         ({"workload": {"rate": 1, "output": 3}}, "workload.output: 3 must be a table of settings"),
         ({"fleet": {"ranks": "two"}}, "fleet.ranks: Expected int, got str"),
+        ({"seed": -1}, "seed: -1 must be at least 0"),
+        ({"cost": {"num_experts": -1}}, "cost.num-experts: -1 must be at least 0"),
         ({"fleet": {"ranks": 0}}, "fleet.ranks: 0 must be at least 1"),
         ({"fleet": {"ranks": None}}, "fleet.ranks: Expected int, got null"),
         ({"scheduler": {"max_running": 0}}, "scheduler.max-running: 0 must be at least 1"),

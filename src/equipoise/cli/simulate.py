@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 from cyclopts import Group, Parameter
 
 from equipoise.cli import EXIT_OK
@@ -110,7 +111,7 @@ def _load(concurrency: int | None, rate: float | None) -> Iterator[str]:
 
 def _trace(path: Path | None) -> Iterator[str]:
     if path is not None:
-        yield f'workload.path="{path.expanduser().absolute()}"'
+        yield f"workload.path={msgspec.json.encode(str(path.expanduser().absolute())).decode()}"
 
 
 def _scenario(file: Path | None, overrides: list[str]) -> tuple[Scenario, Path]:

@@ -77,6 +77,8 @@ class CostConfig:
             if isinstance(price, float):
                 within(name.replace("_", "-"), price, 0, MAX_PRICE)
         at_least("num-layers", self.num_layers, 1)
+        at_least("num-experts", self.num_experts, 0)
+        at_least("experts-per-token", self.experts_per_token, 0)
         at_least("tp-size", self.tp_size, 1)
         if self.model == "table" and (self.tables is None or self.num_layers is None):
             raise ConfigError("model: cost by table needs tables and num-layers")

@@ -46,7 +46,7 @@ class Content:
     def _keys(self, index: int, body: SimRequest) -> list[bytes]:
         """Keys of all pages that prompt and output can fill."""
         page_size, piece_len, pieces = self._page_size, self._piece_len, body.pieces
-        num_pages = (body.prompt_len + body.output_len) // page_size
+        num_pages = min(body.prompt_len + body.output_len, self._max_model_len) // page_size
         num_shared = min(num_pages, len(pieces) * piece_len // page_size)
         # (kind, id of the piece that the page ends in or of the request, page)
         fields = np.empty((num_pages, 3), np.int64)

@@ -296,6 +296,8 @@ class Scenario:
     """Sections of decode ranks; in a file, what they have otherwise than the rest."""
 
     def __post_init__(self) -> None:
+        if self.seed < 0:
+            raise ConfigError(f"seed: {self.seed} must be at least 0")
         self.shared()
 
     def shared(self) -> RoleConfig:

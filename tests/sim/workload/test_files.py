@@ -5,7 +5,9 @@ from __future__ import annotations
 import gzip
 from typing import TYPE_CHECKING
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from equipoise.errors import ConfigError
 from equipoise.sim.workload.files import Columns, read_requests
@@ -72,6 +74,15 @@ def test_lengths_without_times_arrive_at_the_start(write: Callable[[str, str], P
         ("a.jsonl", '{"timestamp": 0}\n[1]\n', r"a\.jsonl:1: there is no column"),
         ("a.jsonl", '{"timestamp": 0, "input_length"', r"a\.jsonl:1: not a JSON object"),
         ("a.jsonl", '{"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": "no"}', "hash_ids: 'no' must"),
+        ("a.jsonl", '{"timestamp": 0, "input_length": 1%s}' % ("0" * 400), "input_length: 10+ is not a number"),
+        (
+            "a.csv",
+            "arrival_s,input_tokens,output_tokens\n0,1,4\n1e9,1,4\n",
+            r"a\.csv:3: arrives 1e\+09 s after the first",
+        ),
+        ("a.csv", "arrival_s,input_tokens,output_tokens\n-1e308,1,4\n1e308,1,4\n", r"a\.csv:3: arrives inf s after"),
+        ("a.csv", "", r"a\.csv has no requests"),
+        ("a.csv", "arrival_s,input_tokens,output_tokens\n", r"a\.csv has no requests"),
         ("a.txt", "", r"a\.txt must end in one of \.csv, \.jsonl, \.parquet"),
     ],
 )
@@ -80,6 +91,25 @@ def test_rows_that_cannot_be_read_are_named(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         list(read_requests(write(name, text)))
+
+
+@pytest.mark.parametrize("damage", [slice(0, 0), slice(0, 40), slice(4, None)])
+def test_a_damaged_parquet_file_is_said(tmp_path: Path, damage: slice) -> None:
+    path = tmp_path / "a.parquet"
+    parquet.write_table(pyarrow.table({"input_tokens": [1, 2], "output_tokens": [3, 4]}), path)
+    assert len(list(read_requests(path))) == 2
+    path.write_bytes(path.read_bytes()[damage])
+    with pytest.raises(ConfigError, match=r"a\.parquet is not a Parquet file"):
+        list(read_requests(path))
+
+
+@pytest.mark.parametrize("name", ["a.csv.gz", "a.jsonl.gz"])
+def test_a_gzip_file_that_is_damaged_inside_is_said(write: Callable[[str, str], Path], name: str) -> None:
+    path = write(name, "".join(f'{{"input_length": {length}, "output_length": 1}}\n' for length in range(1, 5000)))
+    raw = path.read_bytes()
+    path.write_bytes(raw[:15] + b"\xff" * 60 + raw[75:])
+    with pytest.raises(ConfigError, match="Error -3 while decompressing"):
+        list(read_requests(path))
 
 
 def test_what_is_no_gzip_and_no_file_is_said(tmp_path: Path) -> None:

@@ -10,10 +10,12 @@ import csv
 import gzip
 import io
 import math
+import zlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from equipoise.config.checks import MAX_SECONDS
 from equipoise.errors import ConfigError
 from equipoise.sim.workload.request import SimRequest
 
@@ -59,6 +61,10 @@ def read_requests(path: Path, columns: Columns | None = None) -> Iterator[SimReq
         arrival_s -= start_s
         if arrival_s < last_s:
             raise ConfigError(f"{where}: arrives {last_s - arrival_s:g} s before the row above: sort it by arrival")
+        if arrival_s > MAX_SECONDS:
+            raise ConfigError(
+                f"{where}: arrives {arrival_s:g} s after the first row, at most {MAX_SECONDS:g} are allowed"
+            )
         last_s = arrival_s
         yield SimRequest(
             arrival_s,
@@ -66,6 +72,8 @@ def read_requests(path: Path, columns: Columns | None = None) -> Iterator[SimReq
             _tokens(where, row, columns.output, OUTPUTS),
             _pieces(where, row),
         )
+    if start_s is None:
+        raise ConfigError(f"workload: {path} has no requests")
 
 
 def _rows(path: Path) -> Iterator[Row]:
@@ -90,7 +98,7 @@ def _csv_rows(path: Path) -> Iterator[Row]:
         with _open(path) as file, io.TextIOWrapper(file, "utf-8", newline="") as text:
             for number, row in enumerate(csv.DictReader(text), 2):
                 yield f"{path}:{number}", row
-    except (UnicodeDecodeError, csv.Error, gzip.BadGzipFile, EOFError) as error:
+    except (UnicodeDecodeError, csv.Error, OSError, EOFError, zlib.error) as error:
         raise ConfigError(f"workload: {path} is not a CSV file: {error}") from None
 
 
@@ -101,7 +109,7 @@ def _json_rows(path: Path) -> Iterator[Row]:
             for number, line in enumerate(file, 1):
                 if line.strip():
                     yield f"{path}:{number}", _decoded(decoder, line, f"{path}:{number}")
-    except (gzip.BadGzipFile, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise ConfigError(f"workload: {path} is not a gzip file: {error}") from None
 
 
@@ -114,14 +122,17 @@ def _decoded(decoder: msgspec.json.Decoder[dict[str, Any]], line: bytes, where: 
 
 def _parquet_rows(path: Path) -> Iterator[Row]:
     try:
-        from pyarrow import parquet
+        from pyarrow import ArrowException, parquet
     except ImportError:
         raise ConfigError(f"workload: {path}: Parquet needs pyarrow: install equipoise[sim]") from None
     number = 0
-    for batch in parquet.ParquetFile(path).iter_batches():
-        for row in batch.to_pylist():
-            number += 1
-            yield f"{path}: row {number}", row
+    try:
+        for batch in parquet.ParquetFile(path).iter_batches():
+            for row in batch.to_pylist():
+                number += 1
+                yield f"{path}: row {number}", row
+    except (OSError, ArrowException) as error:
+        raise ConfigError(f"workload: {path} is not a Parquet file: {' '.join(str(error).split())}") from None
 
 
 def _named(row: Mapping[str, Any], own: str | None, names: tuple[str, ...]) -> str | None:
@@ -155,7 +166,7 @@ def _tokens(where: str, row: Mapping[str, Any], own: str | None, names: tuple[st
 def _number(where: str, name: str, value: Any) -> float:
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
         raise ConfigError(f"{where}: {name}: {value!r} is not a number")
