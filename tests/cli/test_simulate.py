@@ -182,6 +182,10 @@ def test_flags_and_settings_of_the_guide_exist() -> None:
         (("small.yaml", "--out", "small.yaml"), "out: small.yaml: File exists"),
         (("small.yaml", "--report", "small.yaml/report.html"), "report: small.yaml/report.html: File exists"),
         (("small.yaml", "--timeline", "."), "timeline: .: Is a directory"),
+        (("small.yaml", "--report", "same", "--timeline", "./same"), "timeline: same is the report's file too"),
+        (("small.yaml", "--out", "/proc"), "out: /proc: "),
+        (("small.yaml", "--ranks", "2.5"), "--ranks: 2.5 is not a whole number"),
+        (("small.yaml", "--seed=1e3"), "--seed: 1e3 is not a whole number"),
         (("--example", "moon"), "example: 'moon' is not known, there are azure, balance_deepseek"),
     ],
 )
@@ -234,3 +238,9 @@ def test_without_pyarrow_the_error_says_what_to_install(folder: Path) -> None:
     assert done.returncode == 2
     assert "out: Parquet needs pyarrow: install equipoise[sim]" in done.stderr
     assert not (folder / "results").exists()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no file that is always full")
+def test_a_full_disk_ends_the_command_in_one_line(folder: Path) -> None:
+    done = run("small.yaml", "--timeline", "/dev/full", cwd=folder)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", "equipoise: No space left on device\n")

@@ -278,7 +278,7 @@ def test_sections_of_a_role_say_only_what_differs() -> None:
     [
         ({"fleet": {"prefill_workers": 1}}, "fleet.prefill-workers: 1 beside 0 decode-workers, a request needs one of"),
         ({"fleet": {"workers": 0}}, "fleet.workers: 0 is too few"),
-        ({"fleet": {"transfer_gbps": 0}}, "fleet.transfer-gbps: 0.0 must be more than 0"),
+        ({"fleet": {"transfer_gbps": 0}}, "fleet.transfer-gbps: 0.0 must be at least 0.001"),
         ({"prefill": {"cache": {"num_pages": None}}}, "prefill.cache.num-pages: it must be given"),
         ({"decode": {"schedule": {}}}, "decode.schedule is not a setting, did you mean decode.scheduler?"),
         ({"decode": 3}, "decode: 3 must be a table of settings"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING, get_type_hints
 
 from cyclopts import App, CycloptsError, UnknownOptionError, UnusedCliTokensError
 
@@ -12,11 +13,23 @@ from equipoise.cli.experiment import experiment
 from equipoise.cli.gateway import gateway
 from equipoise.cli.help import TwoColumns
 from equipoise.cli.serve import serve
-from equipoise.cli.settings import check_environment, command_of_others, settings_sources
+from equipoise.cli.settings import (
+    SECTIONS,
+    check_environment,
+    check_whole_numbers,
+    command_of_others,
+    flag_name,
+    settings_sources,
+)
 from equipoise.cli.simulate import simulate
 from equipoise.cli.sweep import sweep
 from equipoise.errors import ConfigError, EquipoiseError
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ON_VIRTUAL_TIME: dict[str, Callable[..., int]] = {"simulate": simulate, "sweep": sweep, "experiment": experiment}
+"""Commands whose settings come from flags and their own files alone."""
 WORDS = {"serve": "DIR", "simulate": "SCENARIO", "experiment": "NAME", "sweep": "FILE"}
 """The words that are no flags, by command."""
 
@@ -51,6 +64,7 @@ def run(argv: list[str]) -> int:
     try:
         check_environment()
         app.config = settings_sources(argv)
+        _check_flags(argv)
         result = app(argv, exit_on_error=False, print_error=False)
     except UnusedCliTokensError as error:
         words = " ".join(error.unused_tokens or ())
@@ -66,9 +80,20 @@ def run(argv: list[str]) -> int:
         return _complain(str(error), EXIT_WRONG)
     except EquipoiseError as error:
         return _complain(str(error), EXIT_FAILED)
+    except OSError as error:  # a disk that is full, a folder that is read-only
+        if any(word in SECTIONS for word in argv):
+            raise
+        return _complain(" ".join(filter(None, (error.filename and f"{error.filename}:", error.strerror))), EXIT_FAILED)
     except KeyboardInterrupt:
         return 130
     return result if isinstance(result, int) else EXIT_OK
+
+
+def _check_flags(argv: list[str]) -> None:
+    command = ON_VIRTUAL_TIME.get(argv[0]) if argv else None
+    if command is not None:
+        hints = get_type_hints(command)
+        check_whole_numbers(argv, frozenset(flag_name(name) for name in hints if hints[name] in (int, int | None)), {})
 
 
 def _complain(message: str, code: int) -> int:

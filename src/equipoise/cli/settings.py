@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
@@ -133,7 +133,7 @@ def settings_sources(argv: list[str]) -> tuple[Callable[..., Any], ...]:
     environment = Env(PREFIX, command=False, show=False)
     if command is None:
         return ()  # a scenario gives the same results whatever the environment
-    _check_whole_numbers(argv, keys_of(command).whole)
+    check_whole_numbers(argv, keys_of(command).whole, os.environ)
     path = _config_path(argv)
     if path is None:
         return (environment,)
@@ -164,10 +164,11 @@ def _belongs(key: str, command: str) -> str | None:
     return None
 
 
-def _check_whole_numbers(argv: list[str], whole: frozenset[str]) -> None:
-    """cyclopts rounds 3.5 to a whole number in silence. Raises ConfigError where one is asked for."""
+def check_whole_numbers(argv: list[str], whole: frozenset[str], environment: Mapping[str, str]) -> None:
+    """cyclopts rounds 3.5 to a whole number in silence. Raises ConfigError where one of the flags `whole`, or its
+    variable, is given so."""
     given = {f"{PREFIX}{key.replace('-', '_').upper()}": key for key in whole}
-    pairs = [(name, value) for name, value in os.environ.items() if name in given]
+    pairs = [(name, value) for name, value in environment.items() if name in given]
     for index, word in enumerate(argv):
         flag, separator, value = word.partition("=")
         if flag.removeprefix("--") in whole:

@@ -145,6 +145,8 @@ class Files:
         for option, path in (("report", self.report), ("timeline", self.timeline)):
             if path is not None:
                 check_can_write(option, path)
+        if self.timeline is not None and self.timeline.resolve() in [page.resolve() for page in self.pages]:
+            raise ConfigError(f"timeline: {self.timeline} is the report's file too")
 
     @property
     def pages(self) -> list[Path]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
+MIN_GBPS = 1e-3
+"""Slower links have the KV of one prompt take days, and load reports go on all the while."""
 WorkloadKind = Literal["lengths", "file", "mix", "sessions"]
 
 
@@ -83,7 +86,7 @@ class FleetConfig:
             )
         if not (self.workers or self.prefill_workers):
             raise ConfigError("workers: 0 is too few, at least 1 is allowed where no prefill and decode workers are")
-        _more_than_0("transfer-gbps", self.transfer_gbps)
+        within("transfer-gbps", self.transfer_gbps, MIN_GBPS, math.inf)
         within("transfer-ms", self.transfer_ms, 0, MAX_PRICE)
         within("kv-bytes-per-token", self.kv_bytes_per_token, 0, MAX_PRICE)
         at_least("max-model-len", self.max_model_len, 2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from importlib.util import find_spec
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -34,6 +35,7 @@ def check_can_save(folder: Path) -> None:
         raise ConfigError("out: Parquet needs pyarrow: install equipoise[sim], or take the summary by --json")
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        TemporaryFile(dir=folder).close()
     except OSError as error:
         raise ConfigError(f"out: {folder}: {error.strerror}") from None
 
