@@ -37,6 +37,7 @@ def test_a_table_on_stdout_and_rows_in_a_file(tmp_path):
         (("load", "--seeds", "0"), "seeds: 0 must be at least 1"),
         (("load", "--processes", "0"), "processes: 0 must be at least 1"),
         (("load", "--json", "nowhere/rows.json"), "json: nowhere is no folder"),
+        (("load", "--json", "."), "json: . is a folder"),
         (("together", "--traces", "nowhere"), "traces: nowhere has none of azure_llm_2023_conv.csv.gz"),
         (("load", "balance"), "balance: not understood, NAME is the only word"),
         (("load", "--fast"), "Unknown option: --fast."),

@@ -57,6 +57,8 @@ def experiment(
         check_can_save(out)
     if json is not None and not json.absolute().parent.is_dir():
         raise ConfigError(f"json: {json.parent} is no folder")
+    if json is not None and json.is_dir():
+        raise ConfigError(f"json: {json} is a folder")
     kept = _kept(name, json, out)
     rows = _with_progress(built, seeds, processes or num_cores(), kept)
     if json is not None:
