@@ -69,7 +69,11 @@ def test_lengths_without_times_arrive_at_the_start(write: Callable[[str, str], P
         ("a.csv", "arrival_s,input_tokens,output_tokens\n0,-5,4\n", r"a\.csv:2: input_tokens: -5 must be a whole"),
         ("a.csv", "arrival_s,input_tokens,output_tokens\n0,1.5,4\n", r"a\.csv:2: input_tokens: 1.5 must be a whole"),
         ("a.csv", "arrival_s,input_tokens,output_tokens\nnan,1,4\n", r"a\.csv:2: arrival_s: 'nan' is not a number"),
-        ("a.csv", "arrival_s,output_tokens\n0,4\n", r"a\.csv:2: there is no column any of input_tokens, .*arrival_s"),
+        (
+            "a.csv",
+            "arrival_s,output_tokens\n0,4\n",
+            r"a\.csv:2: there is no column input_tokens, .*arrival_s.*prompt-column",
+        ),
         ("a.csv", "arrival_s,input_tokens,output_tokens\n5,1,4\n3,1,4\n", r"a\.csv:3: arrives 2 s before the row"),
         ("a.jsonl", '{"timestamp": 0}\n[1]\n', r"a\.jsonl:1: there is no column"),
         ("a.jsonl", '{"timestamp": 0, "input_length"', r"a\.jsonl:1: not a JSON object"),
@@ -127,3 +131,11 @@ def test_a_long_file_is_read_as_it_goes(write: Callable[[str, str], Path]) -> No
     assert next(requests).arrival_s == 0.0
     assert next(requests).arrival_s == 1.0
     requests.close()  # type: ignore[attr-defined]
+
+
+def test_a_file_without_arrivals_is_refused_where_they_are_needed(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("time,input_tokens,output_tokens\n0,1,1\n")
+    assert [request.arrival_s for request in read_requests(path)] == [0.0]
+    with pytest.raises(ConfigError, match=r"no column of arrivals: there are time, .*arrival-column"):
+        list(read_requests(path, needs_times=True))

@@ -47,7 +47,8 @@ def _bodies(config: WorkloadConfig, seed: int, folder: Path) -> Iterator[SimRequ
     if config.kind == "mix":
         return islice(mix(read_mix(path), seed, config.rate_scale), config.num_requests)
     columns = Columns(config.arrival_column, config.prompt_column, config.output_column, config.arrival_unit)
-    recorded = islice(read_requests(path, columns), config.num_requests)
+    needs_times = config.rate is None and config.concurrency is None
+    recorded = islice(read_requests(path, columns, needs_times=needs_times), config.num_requests)
     if config.rate is not None:
         arrivals = gamma(config.rate, config.cv, np.random.default_rng((seed, 1)))
         return (body._replace(arrival_s=at_s) for body, at_s in zip(recorded, arrivals, strict=False))

@@ -46,8 +46,10 @@ class Columns(NamedTuple):
     arrival_unit: str | None = None
 
 
-def read_requests(path: Path, columns: Columns | None = None) -> Iterator[SimRequest]:
+def read_requests(path: Path, columns: Columns | None = None, *, needs_times: bool = False) -> Iterator[SimRequest]:
     """The requests of a file in its order. The first arrives at 0 if the file has absolute times.
+
+    needs_times: a file without a column of arrivals is an error; else all its requests arrive at 0.
 
     Raises ConfigError, naming file, row and column, when a row cannot be understood or comes before the one above."""
     columns = columns or Columns()
@@ -56,7 +58,7 @@ def read_requests(path: Path, columns: Columns | None = None) -> Iterator[SimReq
     start_s: float | None = None
     last_s = 0.0
     for where, row in _rows(path):
-        arrival_s = _arrival_s(where, row, columns)
+        arrival_s = _arrival_s(where, row, columns, needs_times=needs_times)
         start_s = arrival_s if start_s is None else start_s
         arrival_s -= start_s
         if arrival_s < last_s:
@@ -140,11 +142,16 @@ def _named(row: Mapping[str, Any], own: str | None, names: tuple[str, ...]) -> s
     return next((name for name in ((own,) if own else names) if name in row), None)
 
 
-def _arrival_s(where: str, row: Mapping[str, Any], columns: Columns) -> float:
+def _arrival_s(where: str, row: Mapping[str, Any], columns: Columns, *, needs_times: bool) -> float:
     name = _named(row, columns.arrival, SECONDS + MILLISECONDS)
     if name is None:
         if columns.arrival:
             raise ConfigError(f"{where}: there is no column {columns.arrival}: there are {', '.join(map(str, row))}")
+        if needs_times:
+            raise ConfigError(
+                f"{where}: there is no column of arrivals: there are {', '.join(map(str, row))}; "
+                "name it as workload.arrival-column, or give rate or concurrency"
+            )
         return 0.0
     value = _number(where, name, row[name])
     unit = columns.arrival_unit or ("ms" if name in MILLISECONDS else "s")
@@ -155,8 +162,14 @@ def _tokens(where: str, row: Mapping[str, Any], own: str | None, names: tuple[st
     """A length of at least 1: a trace's output of 0 tokens still took a step."""
     name = _named(row, own, names)
     if name is None:
-        wanted = own or f"any of {', '.join(names)}"
-        raise ConfigError(f"{where}: there is no column {wanted}: there are {', '.join(map(str, row))}")
+        there = ", ".join(map(str, row))
+        if own:
+            raise ConfigError(f"{where}: there is no column {own}: there are {there}")
+        setting = "prompt-column" if names is PROMPTS else "output-column"
+        raise ConfigError(
+            f"{where}: there is no column {', '.join(names[:-1])} or {names[-1]}: there are {there}; "
+            f"name yours as workload.{setting}"
+        )
     value = _number(where, name, row[name])
     if not 0 <= value <= MOST_TOKENS or value != int(value):
         raise ConfigError(f"{where}: {name}: {value:g} must be a whole number of tokens, 0 to {MOST_TOKENS:,}")
