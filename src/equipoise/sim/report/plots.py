@@ -239,7 +239,8 @@ def durations(run: Run) -> Plot:
     for name, some, part in zip(names, counts, shares.sum(axis=1), strict=True):
         if some.any():
             p50, p99 = (milliseconds(quantile_of_counts(some, DURATION_EDGES_S, at) * 1e3) for at in (0.5, 0.99))
-            words.append(f"{int(some.sum()):,} {name} (median {p50}, p99 {p99}) take {part:.1f}% of the time in steps")
+            told = f"{int(some.sum()):,} {name} (median at most {p50}, p99 at most {p99})"
+            words.append(f"{told} take {part:.1f}% of the time in steps")
     used = np.flatnonzero(counts.any(axis=0))
     # A step down on either side ends the outline.
     shown = range(max(int(used[0]) - 1, 0), int(used[-1]) + 2) if len(used) else range(0)
