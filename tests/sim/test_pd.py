@@ -287,3 +287,15 @@ def test_sections_of_a_role_say_only_what_differs() -> None:
 def test_what_cannot_be_is_refused(table: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message.replace("?", r"\?")):
         make_scenario(table)
+
+
+@pytest.mark.parametrize(("prompt_len", "output_len"), [(32, 1), (31, 2), (30, 3)])
+def test_a_request_that_takes_all_pages_is_served(prompt_len: int, output_len: int) -> None:
+    table = {
+        "fleet": {"prefill_workers": 1, "decode_workers": 1},
+        "cache": {"page_size": 4, "num_pages": 8},
+        "workload": {
+            "num_requests": 3, "concurrency": 2, "prompt": {"mean": prompt_len}, "output": {"mean": output_len},
+        },
+    }  # fmt: skip
+    assert simulate(make_scenario(table)).summary()["num_finished"] == 3

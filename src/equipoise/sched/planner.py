@@ -268,17 +268,19 @@ class Planner:
     def _load(self, plan: StepPlan, remote: RemoteKV, request: Request, match: PrefixMatch) -> str:
         """Have a remote store bring what it holds beyond the match: BLOCKED while it comes, "" when it has nothing.
 
-        To a decode rank comes the whole prompt and the first token, which has room to be decoded then."""
+        To a decode rank comes the whole prompt and the first token, which has room to be decoded then if it is not the
+        last: a prompt of one output token may take all pages."""
         page_size, joins = self._kv.page_size, self._places.role.joins
         upto = min(remote.num_tokens(request), request.num_prompt)
         if not joins:
             upto = min(upto, request.num_known - 1) // page_size * page_size
         if request.pages or not request.may_load or upto <= match.num_tokens:
             return ""
-        needed = -(-(request.num_known + joins) // page_size) - len(match.pages)
+        room = joins and request.num_known + 1 < request.stop_len
+        needed = -(-(request.num_known + room) // page_size) - len(match.pages)
         reserve = needed + self._places.ledger.num_reserved_pages
         reserve += self._watermark_pages if self._places.num_running else 0
-        if not self._kv.admit(request, match, upto + joins, reserve):
+        if not self._kv.admit(request, match, upto + room, reserve):
             self._take_loaded(plan, request)
             return NO_PAGES
         self._places.load(request)
