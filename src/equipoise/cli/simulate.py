@@ -176,12 +176,13 @@ def _run(scenario: Scenario, folder: Path, *, files: Files, json: bool, steps: b
             timeline = Timeline(file, scenario.fleet)
             results = _with_progress(scenario, folder, [*sinks, timeline], losses)
             timeline.finish(results)
+    # Printed before files are written: what took long to find out must not be lost to a full disk.
+    print(summary_json(results).decode() if json else table(results), end="" if json else "\n", flush=True)
     if files.out is not None:
         save(results, files.out, log)
     if series is not None:
         for path in files.pages:
             save_report(results, series, path)
-    print(summary_json(results).decode() if json else table(results), end="" if json else "\n")
 
 
 def _with_progress(
