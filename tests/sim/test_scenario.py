@@ -56,6 +56,12 @@ def test_an_open_loop_may_be_closed_by_overrides() -> None:
     assert (scenario.workload.rate, scenario.workload.concurrency) == (None, 4)
 
 
+def test_ranks_of_all_three_roles_may_be_given() -> None:
+    fleet = {"workers": 1, "ranks": 8, "prefill_workers": 1, "prefill_ranks": 2, "decode_workers": 1}
+    assert make_scenario({"fleet": fleet}).fleet.ranks == 8
+    assert make_scenario({"fleet": {**fleet, "workers": 0, "ranks": 1}}).fleet.ranks == 1
+
+
 def test_words_mean_what_they_mean_in_files() -> None:
     scenario = make_scenario({}, ["routing.rank_policy=none", "routing.charges=False", "scheduler.watermark=1e-2"])
     assert (scenario.routing.rank_policy, scenario.routing.charges) == ("none", False)
@@ -86,6 +92,10 @@ def test_no_table_is_the_default() -> None:
         ({"cost": {"num_experts": -1}}, "cost.num-experts: -1 must be at least 0"),
         ({"fleet": {"ranks": 0}}, "fleet.ranks: 0 must be at least 1"),
         ({"fleet": {"ranks": None}}, "fleet.ranks: Expected int, got null"),
+        (
+            {"fleet": {"ranks": 8, "prefill_workers": 1, "decode_workers": 1}},
+            "fleet.ranks: 8 is for workers, and there are none beside prefill and decode workers: give prefill-ranks",
+        ),
         ({"scheduler": {"max_running": 0}}, "scheduler.max-running: 0 must be at least 1"),
         ({"scheduler": {"num_drafts": 3}}, "scheduler.num-drafts: 3 must be 0"),
         ({"cache": {"num_pages": None}}, "cache.num-pages: it must be given"),

@@ -44,7 +44,7 @@ class FleetConfig:
     """Workers: model servers; 0 when not given and there are prefill and decode workers."""
 
     ranks: int = 1
-    """Data-parallel ranks of a worker."""
+    """Data-parallel ranks of a worker; of prefill and decode workers see below."""
 
     prefill_workers: int = 0
     """Workers that compute prompts for decode workers."""
@@ -86,6 +86,11 @@ class FleetConfig:
             )
         if not (self.workers or self.prefill_workers):
             raise ConfigError("workers: 0 is too few, at least 1 is allowed where no prefill and decode workers are")
+        if not self.workers and self.ranks != 1:
+            raise ConfigError(
+                f"ranks: {self.ranks} is for workers, and there are none beside prefill and decode workers: "
+                "give prefill-ranks and decode-ranks"
+            )
         within("transfer-gbps", self.transfer_gbps, MIN_GBPS, math.inf)
         within("transfer-ms", self.transfer_ms, 0, MAX_PRICE)
         within("kv-bytes-per-token", self.kv_bytes_per_token, 0, MAX_PRICE)
