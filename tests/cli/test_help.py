@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from equipoise.cli import main
 from equipoise.cli.help import COLUMN, two_columns
 
 
@@ -29,6 +30,14 @@ def test_help_fits_the_terminal(columns: int) -> None:
     for line in lines:
         indent = len(line) - len(line.lstrip())
         assert indent in (0, 2, COLUMN), f"wrapped out of its column: {line!r}"
+
+
+@pytest.mark.parametrize("command", ["", "serve", "gateway", "simulate", "sweep", "experiment"])
+def test_the_environment_is_told_where_it_counts(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*filter(None, [command]), "--help"]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert ("EQUIPOISE_MAX_RUNNING" in told) == (command in ("", "serve", "gateway"))
+    assert "Exit codes: 0 " in told
 
 
 def test_a_long_flag_has_its_words_below() -> None:

@@ -33,23 +33,27 @@ ON_VIRTUAL_TIME: dict[str, Callable[..., int]] = {"simulate": simulate, "sweep":
 WORDS = {"serve": "DIR", "simulate": "SCENARIO", "experiment": "NAME", "sweep": "FILE"}
 """The words that are no flags, by command."""
 
+EPILOGUE = (
+    "Every flag of serve and gateway may also come from the environment (EQUIPOISE_MAX_RUNNING=64) or "
+    "from --config FILE (TOML: max-running = 64, YAML: max-running: 64). Flags win over the environment, the "
+    "environment wins over the file. Exit codes: 0 stopped, 1 failed while running, 2 wrong settings or checkpoint."
+)
+EPILOGUE_ON_VIRTUAL_TIME = "Exit codes: 0 done, 1 failed while running, 2 wrong settings."
+
 app = App(
     name="equipoise",
     help="Serve large language models and keep data-parallel ranks in balance.",
     version=__version__,
     help_format="plaintext",
     help_formatter=TwoColumns(),
-    help_epilogue="Every flag of serve and gateway may also come from the environment (EQUIPOISE_MAX_RUNNING=64) or "
-    "from --config FILE (TOML: max-running = 64, YAML: max-running: 64). Flags win over the environment, the "
-    "environment wins over the file. Exit codes: 0 stopped, 1 failed while running, 2 wrong settings or checkpoint.",
+    help_epilogue=EPILOGUE,
     version_flags=["--version"],
     result_action="return_value",
 )
 app.command(serve)
 app.command(gateway)
-app.command(simulate)
-app.command(sweep)
-app.command(experiment)
+for on_virtual_time in ON_VIRTUAL_TIME.values():
+    app.command(on_virtual_time, help_epilogue=EPILOGUE_ON_VIRTUAL_TIME)
 
 
 @app.command
