@@ -11,6 +11,7 @@ import pytest
 
 from equipoise.sim.report.charts import Axis
 from equipoise.sim.report.page import Plot
+from equipoise.sim.sweep.alike import alike
 from equipoise.sim.sweep.files import flat_rows, results_json, save
 from equipoise.sim.sweep.page import save_report, sections
 from equipoise.sim.sweep.plots import banded_lines, fronts
@@ -50,8 +51,8 @@ THREE = made_up(
         (1, "gate"): [110, 220],  # 10% more at both seeds
         (2, "none"): [100, 100],
         (2, "gate"): [50, 200],  # anything
-        (4, "none"): [100, 100],
-        (4, "gate"): [90, 90],
+        (4, "none"): [100, 200],
+        (4, "gate"): [90, 180],
     }
 )
 
@@ -61,7 +62,7 @@ def test_policies_are_compared_on_the_same_seeds() -> None:
     assert [gains[ranks].gain for ranks in (1, 2, 4)] == pytest.approx([0.1, 0, -0.1])
     assert [gains[ranks].is_significant for ranks in (1, 2, 4)] == [True, False, True]
     means = [each.mean.mean for each in THREE.compare("throughput_tok_s")]
-    assert means == pytest.approx([150, 165, 100, 125, 100, 90])
+    assert means == pytest.approx([150, 165, 100, 125, 150, 135])
 
 
 def test_over_all_points_the_worst_is_what_users_would_call_so() -> None:
@@ -96,6 +97,24 @@ def test_a_table_tells_means_gains_and_what_failed() -> None:
     text = table(THREE)
     assert "+10.0%  +10.0% to +10.0% *" in text
     assert "better *" in text
+    assert "seeds change nothing" not in text
+
+
+def test_no_star_where_seeds_change_nothing() -> None:
+    text = table(made_up({(1, "none"): [100, 100], (1, "gate"): [110, 110]}))
+    assert "+10.0% to +10.0%\n" in text
+    assert "seeds change nothing here: nothing is drawn that differs" in text
+
+
+def test_policies_that_come_to_the_same_are_named() -> None:
+    gates: dict[str, dict[str, Any]] = {
+        "none": {},
+        "gate": {"scheduler.balance": True},
+        "margin": {"scheduler.balance": True, "scheduler.balance_margin": 1},
+        "early": {"scheduler.balance": True, "scheduler.balance_margin": 0},
+    }
+    spec = make_sweep(BASE, vary={"fleet.ranks": "1,2"}, policies=gates, seeds=2)
+    assert alike(spec, spec.jobs()) == ["policies gate and margin have the same settings"]
 
 
 @pytest.mark.parametrize(

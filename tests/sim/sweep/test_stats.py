@@ -53,6 +53,15 @@ def test_what_may_be_zero_is_compared_by_differences() -> None:
     assert math.isnan(paired([1, 2], [0, 0]).gain)
 
 
+@pytest.mark.parametrize(("value", "baseline"), [(90, 100), (3, 0.5), (-1, 2)])
+def test_seeds_that_change_nothing_are_one_observation(value: float, baseline: float) -> None:
+    found = paired([value] * 5, [baseline] * 5)
+    assert found.low == found.gain == found.high
+    assert not found.seeds_differ
+    assert not found.is_significant
+    assert paired([110, 220], [100, 200]).seeds_differ
+
+
 def test_seeds_without_a_number_are_left_out_of_both() -> None:
     assert paired([110, math.nan, 130], [100, 1, math.nan]).gain == pytest.approx(0.1)
     assert paired([math.nan], [1.0]).num_pairs == 0

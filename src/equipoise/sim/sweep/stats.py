@@ -28,18 +28,20 @@ class Paired:
     """A policy against the baseline: `gain` is a share, 0.05 for 5% more, of `num_pairs` seeds.
 
     method: "log ratio" where all numbers are positive: the gain is the geometric mean of the seeds' ratios, less 1.
-    "difference" else: the mean difference over the baseline's mean, which the interval takes for known"""
+    "difference" else: the mean difference over the baseline's mean, which the interval takes for known
+    seeds_differ: some seed's number is another than the first one's, of the policy or of the baseline"""
 
     gain: float
     low: float
     high: float
     num_pairs: int
     method: Literal["log ratio", "difference"]
+    seeds_differ: bool = True
 
     @property
     def is_significant(self) -> bool:
-        """The interval leaves zero out."""
-        return self.low > 0 or self.high < 0
+        """The interval leaves zero out; never where seeds change nothing, which are one observation, not many."""
+        return self.seeds_differ and (self.low > 0 or self.high < 0)
 
 
 def interval(values: Sequence[float]) -> Interval:
@@ -56,15 +58,16 @@ def interval(values: Sequence[float]) -> Interval:
 def paired(values: Sequence[float], baseline: Sequence[float]) -> Paired:
     """`values` against `baseline`, seed by seed; seeds at which either is NaN are left out."""
     pairs = [(a, b) for a, b in zip(values, baseline, strict=True) if math.isfinite(a) and math.isfinite(b)]
+    differ = len(set(pairs)) > 1
     if pairs and all(a > 0 and b > 0 for a, b in pairs):
         found = interval([math.log(a / b) for a, b in pairs])
         gain, low, high = map(math.expm1, (found.mean, found.low, found.high))
-        return Paired(gain, low, high, len(pairs), "log ratio")
+        return Paired(gain, low, high, len(pairs), "log ratio", differ)
     found = interval([a - b for a, b in pairs])
     base = abs(fmean(b for _, b in pairs)) if pairs else 0.0
     if base == 0:
-        return Paired(math.nan, math.nan, math.nan, len(pairs), "difference")
-    return Paired(found.mean / base, found.low / base, found.high / base, len(pairs), "difference")
+        return Paired(math.nan, math.nan, math.nan, len(pairs), "difference", differ)
+    return Paired(found.mean / base, found.low / base, found.high / base, len(pairs), "difference", differ)
 
 
 @lru_cache(maxsize=1024)

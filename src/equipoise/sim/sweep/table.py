@@ -114,6 +114,13 @@ def _notes(results: SweepResults) -> Iterator[str]:
         return
     yield "Gains are of pairs of runs on the same seeds, intervals Student's t. * leaves zero out, as 1 in 20 would by"
     yield "chance where nothing differs."
+    if any(_is_of_one_draw(each) for metric in results.sweep.metrics for each in results.compare(metric)):
+        yield "Where an interval has no width, seeds change nothing here: nothing is drawn that differs. No star then."
+
+
+def _is_of_one_draw(each: Comparison) -> bool:
+    """Several seeds, the same numbers of each."""
+    return each.against is not None and each.against.num_pairs > 1 and not each.against.seeds_differ
 
 
 def _failures(results: SweepResults) -> Iterator[str]:
