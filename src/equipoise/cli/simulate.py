@@ -11,6 +11,7 @@ import msgspec
 from cyclopts import Group, Parameter
 
 from equipoise.cli import EXIT_OK
+from equipoise.cli.examples import text_of
 from equipoise.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -79,7 +80,9 @@ def simulate(
 ) -> int:
     """Run a scenario on virtual time: the engine's scheduler and the gateway's policies, without a model."""
     if example is not None:
-        print(_example(example), end="")
+        from equipoise.sim import examples
+
+        print(text_of(examples, example), end="")
         return EXIT_OK
     short = {
         "fleet.workers": workers,
@@ -205,21 +208,3 @@ def _with_progress(
 
         on_progress: Callable[[int, float], None] | None = move if is_terminal else None
         return simulate(scenario, folder=folder, sinks=sinks, loss_sinks=loss_sinks, on_progress=on_progress)
-
-
-def _example(name: str) -> str:
-    """The example's text. Raises ConfigError when there is none of that name."""
-    from equipoise.sim import examples
-
-    folder = Path(next(iter(examples.__path__)))
-    known = {path.stem: path for path in sorted(folder.glob("*.yaml"))}
-    if name == "list":
-        return "".join(f"{stem:<20}{_title(path)}\n" for stem, path in known.items())
-    if name not in known:
-        raise ConfigError(f"example: {name!r} is not known, there are {', '.join(known)}")
-    return known[name].read_text(encoding="utf-8")
-
-
-def _title(path: Path) -> str:
-    """The first line, a comment."""
-    return path.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")

@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Group, Parameter
 
 from equipoise.cli import EXIT_FAILED, EXIT_OK
+from equipoise.cli.examples import text_of
 from equipoise.config.checks import at_least
 from equipoise.errors import ConfigError
 from equipoise.machine import num_cores
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from equipoise.sim.sweep.jobs import Job
     from equipoise.sim.sweep.results import SweepResults
     from equipoise.sim.sweep.spec import Sweep
@@ -51,7 +54,9 @@ def sweep(
     processes: Annotated[
         int | None, Parameter(group=_WHAT, help="Simulations at a time; as many as cores when not given.")
     ] = None,
-    dry_run: Annotated[bool, Parameter(group=_WHAT, negative="", show_default=False, help="List the runs.")] = False,
+    dry_run: Annotated[
+        bool, Parameter(group=_WHAT, negative="", show_default=False, help="List points and policies.")
+    ] = False,
     metrics: Annotated[
         str | None, Parameter(group=_RESULTS, help="Numbers to compare, like throughput_tok_s,ttft_mean_ms.")
     ] = None,
@@ -70,13 +75,16 @@ def sweep(
 ) -> int:
     """Run a scenario over fields and seeds, and compare policies: gains with their intervals, plots, Pareto fronts."""
     if example is not None:
-        print(_example(example), end="")
+        from equipoise.sim.sweep import examples
+
+        print(text_of(examples, example), end="")
         return EXIT_OK
     at_least("processes", processes, 1, MOST_PROCESSES)
     spec = _spec(file, vary or [], policy or [], set_ or [], _given(baseline, seeds, metrics, pareto))
     jobs = spec.jobs()
+    _warn_of_alike(spec, jobs)
     if dry_run:
-        print("\n".join(job.key for job in jobs))
+        print("\n".join(_what_would_run(spec)))
         return EXIT_OK
     return _run(spec, jobs, out, min(processes or num_cores(), len(jobs)), json=json)
 
@@ -119,16 +127,40 @@ def _run(spec: Sweep, jobs: list[Job], out: Path | None, num_processes: int, *, 
     return EXIT_FAILED if results.failures else EXIT_OK
 
 
+def _warn_of_alike(spec: Sweep, jobs: list[Job]) -> None:
+    from equipoise.sim.sweep.alike import alike
+
+    for each in alike(spec, jobs):
+        print(f"equipoise: warning: {each}", file=sys.stderr, flush=True)
+
+
+def _what_would_run(spec: Sweep) -> Iterator[str]:
+    """Points, policies with what they set, and the number of runs."""
+    from equipoise.sim.sweep.spec import words
+
+    if spec.fields:
+        yield "points"
+        yield from (f"  {words(point)}" for point in spec.points())
+    yield "policies"
+    yield from (f"  {policy}: {words(settings) or 'sets nothing'}" for policy, settings in spec.policies.items())
+    yield f"seeds\n  {', '.join(map(str, spec.seeds))}"
+    yield _size(spec)
+
+
+def _size(spec: Sweep) -> str:
+    parts = (f"{len(spec.points())} points", f"{len(spec.policies)} policies", f"{len(spec.seeds)} seeds")
+    return f"{spec.num_runs} runs ({' x '.join(parts)})"
+
+
 def _tell_size(spec: Sweep, jobs: list[Job], out: Path | None, num_processes: int) -> None:
     """How many runs there are, and about how long they take, on stderr."""
     from equipoise.sim.sweep.estimate import estimate_s
     from equipoise.sim.sweep.jobs import missing
     from equipoise.sim.sweep.run import RUNS
 
-    parts = (f"{len(spec.points())} points", f"{len(spec.policies)} policies", f"{len(spec.seeds)} seeds")
     left = missing(jobs, None if out is None else out / RUNS)
     kept = f", {len(left)} of them still to do" if len(left) < len(jobs) else ""
-    print(f"{len(jobs)} runs ({' x '.join(parts)}){kept}", file=sys.stderr, flush=True)
+    print(f"{_size(spec)}{kept}", file=sys.stderr, flush=True)
     if left:
         seconds = estimate_s(left, num_processes)
         told = "a time that cannot be told yet" if seconds is None else f"about {_duration(seconds)}"
@@ -172,20 +204,3 @@ def _with_progress(spec: Sweep, jobs: list[Job], out: Path | None, num_processes
         where = "lost, they are kept with --out DIR" if out is None else f"in {out}, the same command goes on with them"
         print(f"equipoise: interrupted, {num_ended} of {len(jobs)} runs are {where}", file=sys.stderr)
         raise
-
-
-def _example(name: str) -> str:
-    """The example's text. Raises ConfigError when there is none of that name."""
-    from equipoise.sim.sweep import examples
-
-    known = {path.stem: path for path in sorted(Path(next(iter(examples.__path__))).glob("*.yaml"))}
-    if name == "list":
-        return "".join(f"{stem:<20}{_title(path)}\n" for stem, path in known.items())
-    if name not in known:
-        raise ConfigError(f"example: {name!r} is not known, there are {', '.join(known)}")
-    return known[name].read_text(encoding="utf-8")
-
-
-def _title(path: Path) -> str:
-    """The first line, a comment."""
-    return path.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")

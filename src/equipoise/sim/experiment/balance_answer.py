@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from equipoise.sim.experiment.rows import Point, Row
     from equipoise.sim.report.charts import Row as Drawn
-    from equipoise.sim.report.page import Chart
+    from equipoise.sim.report.look import Chart
 
 BASELINE, OURS = "none", "rent or buy"
 TOK_S, TTFT = "throughput_tok_s", "ttft_mean_ms"

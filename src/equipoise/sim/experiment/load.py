@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from equipoise.sched.scheduler import Scheduler
     from equipoise.sim.report.charts import Row as Drawn
-    from equipoise.sim.report.page import Chart
+    from equipoise.sim.report.look import Chart
 
 QUESTION = "What does a load report cost, by the length of the queue, from counters and by counting anew?"
 COUNTERS, ONE_SUM, RESCAN, MOVES = "counters", "one sum", "all sums", "upkeep"

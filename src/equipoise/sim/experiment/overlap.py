@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from equipoise.sim.experiment.rows import Point, Row, Value
     from equipoise.sim.report.charts import Row as Drawn
-    from equipoise.sim.report.page import Chart
+    from equipoise.sim.report.look import Chart
     from equipoise.sim.scenario import Scenario
 
 QUESTION = "What does planning the next step while this one runs gain, by what planning costs?"

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from equipoise.sim.experiment.rows import Point, Value
     from equipoise.sim.report.charts import Row as Drawn
-    from equipoise.sim.report.page import Chart
+    from equipoise.sim.report.look import Chart
     from equipoise.sim.scenario import Scenario
 
     Policies = Mapping[str, Mapping[str, float]]

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from equipoise.sim.experiment.rows import Point, Row
     from equipoise.sim.report.charts import Row as Drawn
-    from equipoise.sim.report.page import Chart
+    from equipoise.sim.report.look import Chart
 
 WORKERS = ("random", "round_robin", "cache_aware", "prefix_tokens", "least_tokens")
 """The three that were published, and two of ours."""

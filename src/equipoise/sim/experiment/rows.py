@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from equipoise.sim.report.page import Chart
+    from equipoise.sim.report.look import Chart
     from equipoise.sim.scenario import Scenario
 
 Value = str | int | float | bool

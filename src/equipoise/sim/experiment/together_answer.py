@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from equipoise.sim.experiment.rows import Point
     from equipoise.sim.report.charts import Row as Drawn
-    from equipoise.sim.report.page import Chart
+    from equipoise.sim.report.look import Chart
 
 PLAIN, ALL, LEFT_OUT = "plain", "all", "all but "
 OVER, BELOW = "over capacity", "0.7 of capacity"

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from equipoise.errors import ConfigError
 from equipoise.sim.report.look import DIVERGING, save_svg
 from equipoise.sim.report.page import Figures, Folded, Plot, Section, Table, save_page
+from equipoise.sim.report.pareto import frontier
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from equipoise.sim.report.page import Chart
+    from equipoise.sim.report.look import Chart
 
     Value = str | float | None
     Row = Mapping[str, Value]
@@ -290,24 +291,6 @@ def grid(
         .properties(usermeta={"embedOptions": {"renderer": "canvas"}})
     )
     return _sized(cells, height)
-
-
-def frontier(
-    rows: Sequence[Row], x: str, y: str, best: tuple[Literal["min", "max"], Literal["min", "max"]]
-) -> list[Row]:
-    """The rows that no other is at least as good as in both fields and better in one, by `x`."""
-    signs = [1 if each == "min" else -1 for each in best]
-
-    def price(row: Row) -> tuple[float, float]:
-        return signs[0] * float(row[x] or 0), signs[1] * float(row[y] or 0)
-
-    front: list[Row] = []
-    least = math.inf
-    for row in sorted(rows, key=price):
-        if price(row)[1] < least:
-            least = price(row)[1]
-            front.append(row)
-    return sorted(front, key=lambda row: float(row[x] or 0))
 
 
 # -------------------------------------------------------------------- parts of charts

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from equipoise.sim.report.page import Chart
 
 SVG_WIDTH = 640
+
+
+class Chart(Protocol):
+    """Any chart of altair."""
+
+    def to_dict(self) -> dict[str, object]:
+        """Its specification in Vega-Lite."""
+        ...
+
 
 CATEGORY = ("#0f8a76", "#d08a1d", "#5a6fc0", "#c0513a", "#7f5aa8", "#5b8f2e", "#b8568f", "#6c7270")
 """Colours of series that read on light and on dark paper."""

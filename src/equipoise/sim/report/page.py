@@ -5,25 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
-from equipoise.sim.report.look import config
+from equipoise.sim.report.look import Chart, config
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     Part: TypeAlias = "Plot | Table | Figures | Folded | str | tuple[Plot | Table, ...]"
-
-
-class Chart(Protocol):
-    """Any chart of altair."""
-
-    def to_dict(self) -> dict[str, object]:
-        """Its specification in Vega-Lite."""
-        ...
 
 
 @dataclass(frozen=True)

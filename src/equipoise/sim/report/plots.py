@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from equipoise.sim.report.charts import Row
-    from equipoise.sim.report.page import Chart
+    from equipoise.sim.report.look import Chart
     from equipoise.sim.report.run import Run
 
     Floats = NDArray[np.floating[Any]]

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import altair as alt
 
     from equipoise.sim.report.charts import Axis, Row
-    from equipoise.sim.report.page import Chart
+    from equipoise.sim.report.look import Chart
 
 HEIGHT, TALL = 240, 340
 """Pixels."""
