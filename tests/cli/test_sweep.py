@@ -133,18 +133,25 @@ def breaks():
 def test_a_dry_run_lists_what_would_run(folder: Path) -> None:
     code, out, errors = run(*WORDS, "--seeds", "2", "--dry-run", cwd=folder)
     assert (code, errors) == (0, "")
-    assert out.splitlines()[0] == "fleet.ranks=1 / plain / seed 0"
-    assert len(out.splitlines()) == 8
+    points = ["points", "  fleet.ranks=1", "  fleet.ranks=2"]
+    policies = ["policies", "  plain: sets nothing", "  quick: cost.step_ms=5", "seeds", "  0, 1"]
+    assert out.splitlines() == [*points, *policies, "8 runs (2 points x 2 policies x 2 seeds)"]
+
+
+def test_policies_that_come_to_the_same_are_warned_of(folder: Path) -> None:
+    code, _, errors = run(*WORDS, "--policy", "slow=cost.step-ms=20", "--dry-run", cwd=folder)
+    assert (code, errors) == (0, "equipoise: warning: policies plain and slow have the same settings\n")
 
 
 def test_a_file_and_flags_on_top(folder: Path) -> None:
     text = "scenario: small.yaml\nvary: {fleet.ranks: '1..3'}\npolicies: {a: {}, b: {cost.step_ms: 5}}\nseeds: 2\n"
     (folder / "sweep.yaml").write_text(text, encoding="utf-8")
-    assert len(run("sweep.yaml", "--dry-run", cwd=folder)[1].splitlines()) == 12
+    assert run("sweep.yaml", "--dry-run", cwd=folder)[1].endswith("\n12 runs (3 points x 2 policies x 2 seeds)\n")
     more = ("--vary", "fleet.ranks=4", "--policy", "c=cost.step-ms=1", "--seeds", "1", "--set", "seed=7")
-    assert run("sweep.yaml", *more, "--dry-run", cwd=folder)[1].splitlines() == [
-        f"fleet.ranks=4 / {policy} / seed 7" for policy in "abc"
-    ]
+    told = run("sweep.yaml", *more, "--dry-run", cwd=folder)[1].splitlines()
+    assert told[:2] == ["points", "  fleet.ranks=4"]
+    assert [line[:4] for line in told[3:6]] == ["  a:", "  b:", "  c:"]
+    assert told[6:] == ["seeds", "  7", "3 runs (1 points x 3 policies x 1 seeds)"]
 
 
 def test_the_example_is_printed(folder: Path) -> None:
