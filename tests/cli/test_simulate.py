@@ -58,7 +58,7 @@ def test_a_table_tells_the_results(folder: Path) -> None:
     done = run("small.yaml", cwd=folder)
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
-    assert lines[0] == "small: 2 workers of 2 ranks, in lockstep, seed 0"
+    assert lines[:2] == ["small: 2 workers of 2 ranks, in lockstep, seed 0", "cost: linear, prices as configured"]
     for label in ("time to first token", "between tokens (ITL)", "end to end", "lost to the slowest rank"):
         assert any(line.startswith(label) for line in lines), label
     assert max(map(len, lines)) <= 100

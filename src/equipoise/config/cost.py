@@ -40,7 +40,7 @@ class CostConfig:
     kv_token_us: float = 0.0
     """linear: microseconds per KV token that a decode row reads."""
 
-    source: str = "settings"
+    source: str = "linear, prices as configured"
     """linear: where the prices come from, for the report."""
 
     tables: str | None = None

@@ -80,7 +80,7 @@ class LinearCost:
     kv_token_s: float = 0.0
     eager_step_s: float | None = None
     prefill_pair_s: float = 0.0
-    source: str = "settings"
+    source: str = "linear, prices as configured"
 
     def shared_s(self, *, any_prefill: bool) -> float:
         return self.step_s if self.eager_step_s is None or not any_prefill else self.eager_step_s
