@@ -13,6 +13,7 @@ from equipoise.sim.report.files import save_report
 from equipoise.sim.report.measures import banded, curve, curve_of_gaps, level, merged, quantile_of_counts, rate, sample
 from equipoise.sim.report.sections import sections
 from equipoise.sim.report.series import StepSeries
+from equipoise.sim.report.words import number
 from equipoise.sim.results import GapHistogram
 from equipoise.sim.run import simulate
 from equipoise.sim.scenario import make_scenario
@@ -68,6 +69,13 @@ def test_a_page_tells_the_summary_the_scenario_and_its_cost(page: Path) -> None:
     captions = re.findall(r"<figcaption[^>]*>([^<]+)</figcaption>", text)
     assert len(captions) == len(re.findall('class="chart"', text)) >= 14
     assert all(re.search(r"\d", caption) and caption.endswith(".") for caption in captions), captions
+
+
+def test_a_page_says_which_steps_are_meant_and_has_no_space_before_per_cent(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert "steps of ranks that decode alone" in text
+    assert "A step of a group in lockstep, one in the summary, is one here for each rank" in text
+    assert not re.search(r"\d %", text)
 
 
 def test_a_page_of_nothing_but_refused_requests_can_be_written(tmp_path: Path) -> None:
@@ -163,3 +171,10 @@ def test_quantiles_of_counts_are_edges() -> None:
     assert quantile_of_counts(np.array([0, 5, 5, 0]), edges, 0.5) == 2.0
     assert quantile_of_counts(np.array([0, 0, 0, 9]), edges, 0.5) == 3.0
     assert np.isnan(quantile_of_counts(np.zeros(4, np.int64), edges, 0.5))
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(64.0, "64"), (64 - 1e-12, "64"), (63.99, "63.99"), (0.0, "0"), (1234.5, "1,234"), (0.1, "0.100")]
+)
+def test_numbers_that_are_whole_but_for_rounding_are_told_whole(value: float, text: str) -> None:
+    assert number(value) == text

@@ -215,7 +215,7 @@ def _heat(run: Run, title: str, values: Floats, unit: str) -> Plot:
     step = run.series.ranks.width_s * width / run.unit.seconds
     axes = Axis("from", run.unit.name), Axis("row", "rank"), Axis("data", unit)
     of_ranks = values.mean(axis=1) if values.size else np.zeros(1)
-    sentence = f"{number(_mean(of_ranks))} {unit} on average"
+    sentence = f"{_with_unit(_mean(of_ranks), unit)} on average"
     if np.allclose(of_ranks, of_ranks[0], rtol=1e-3):
         sentence += ", the same on every rank" if len(of_ranks) > 1 else ""
     else:
@@ -230,16 +230,22 @@ def _heat(run: Run, title: str, values: Floats, unit: str) -> Plot:
     return Plot(title, f"{sentence}.", grid(shown, *axes, x_step=step, y_step=band))
 
 
+def _with_unit(value: float, unit: str) -> str:
+    """`3 requests`, `3% of the time`."""
+    return number(value) + (unit if unit.startswith("%") else f" {unit}")
+
+
 def durations(run: Run) -> Plot:
     """How long steps take, with a prefill on the rank and without."""
     counts, times_us = run.series.durations, run.series.times_us
     shares = times_us / max(int(times_us.sum()), 1) * 100
-    names = ("decodes alone", "with a prefill")
+    of_ranks = {"decodes alone": "steps of ranks that decode alone", "with a prefill": "of ranks with a prefill"}
+    names = tuple(of_ranks)
     words = []
     for name, some, part in zip(names, counts, shares.sum(axis=1), strict=True):
         if some.any():
             p50, p99 = (milliseconds(quantile_of_counts(some, DURATION_EDGES_S, at) * 1e3) for at in (0.5, 0.99))
-            told = f"{int(some.sum()):,} {name} (median at most {p50}, p99 at most {p99})"
+            told = f"{int(some.sum()):,} {of_ranks[name]} (median at most {p50}, p99 at most {p99})"
             words.append(f"{told} take {part:.1f}% of the time in steps")
     used = np.flatnonzero(counts.any(axis=0))
     # A step down on either side ends the outline.
@@ -258,7 +264,10 @@ def durations(run: Run) -> Plot:
     x = Axis("ms", "milliseconds, at most", log=True, zero=False)
     y = Axis("share", "% of ranks' time in steps")
     chart = lines(rows, x, y, by="what", stacked=True, interpolate="step-before")
-    return Plot("Where the time in steps goes, by how long they take", f"{'; '.join(words) or 'No steps'}.", chart)
+    sentence = f"{'; '.join(words) or 'No steps'}."
+    if run.is_lockstep:
+        sentence += " A step of a group in lockstep, one in the summary, is one here for each rank that computes in it."
+    return Plot("Where the time in steps goes, by how long they take", sentence, chart)
 
 
 # -------------------------------------------------------------------- requests

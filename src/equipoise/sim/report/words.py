@@ -15,7 +15,7 @@ def number(value: float) -> str:
     """With three digits or more, thousands apart; a dash for what is none."""
     if not math.isfinite(value):
         return "-"
-    if value == int(value) or abs(value) >= 1000:
+    if abs(value) >= 1000 or math.isclose(value, round(value), rel_tol=1e-9):  # sums of floats
         return f"{value:,.0f}"
     return f"{value:,.{1 if abs(value) >= 100 else 2 if abs(value) >= 1 else 3}f}"
 
