@@ -174,7 +174,8 @@ def test_quantiles_of_counts_are_edges() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(64.0, "64"), (64 - 1e-12, "64"), (63.99, "63.99"), (0.0, "0"), (1234.5, "1,234"), (0.1, "0.100")]
+    ("value", "text"),
+    [(64.0, "64"), (64 - 1e-12, "64"), (63.99, "63.99"), (0.0, "0"), (1234.5, "1,234"), (0.1, "0.100")],
 )
 def test_numbers_that_are_whole_but_for_rounding_are_told_whole(value: float, text: str) -> None:
     assert number(value) == text
