@@ -110,6 +110,7 @@ def test_no_table_is_the_default() -> None:
         ({"workload": {}}, "workload.rate: give either rate (an open loop) or concurrency (a closed one)"),
         ({"workload": {"rate": 0}}, "workload.rate: 0.0 must be more than 0"),
         ({"workload": {"kind": "file"}}, "workload.path: a workload of kind file needs one"),
+        ({"workload": {"rate": 1, "path": "a.csv"}}, "workload.path: a.csv is for a workload of kind file"),
         ({"workload": {"kind": "sessions"}}, "workload.rate: sessions need one"),
         ({"workload": {"rate": 1, "prompt": {"mean": 0}}}, "workload.prompt.mean: 0.0 must be at least 1"),
         ({"workload": {"rate": 1, "prompt": {"spread": -1}}}, "workload.prompt.spread: -1.0 must be at least 0"),

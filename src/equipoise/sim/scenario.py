@@ -203,6 +203,8 @@ class WorkloadConfig:
         _more_than_0("rate", self.rate)
         if self.kind in ("file", "mix") and self.path is None:
             raise ConfigError(f"path: a workload of kind {self.kind} needs one")
+        if self.kind not in ("file", "mix") and self.path is not None:
+            raise ConfigError(f"path: {self.path} is for a workload of kind file or mix, kind is {self.kind}")
         if self.kind == "sessions" and self.rate is None:
             raise ConfigError("rate: sessions need one, in sessions per second")
         if self.kind == "lengths" and self.rate is None and self.concurrency is None:
