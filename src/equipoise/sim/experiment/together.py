@@ -2,8 +2,7 @@
 
 Each of the five is a few settings of a scenario, so all of them together are the settings of all: planning ahead
 (vllm#19970), a gate over the ranks (vllm-ascend#5212, or ours), token routing (sglang#20435), aligned chunks
-(vllm#19878). Workers of 8 ranks
-in lockstep replay Azure's and Mooncake's conversations, at 0.7 times what the plain fleet can do and at more than any
+(vllm#19878). Workers of 8 ranks in lockstep replay Azure's and Mooncake's conversations, at 0.7 times what the plain fleet can do and at more than any
 can. What each one adds to the others is told by leaving it out.
 """
 
@@ -36,7 +35,9 @@ RANKS = (8, 32, 128, 512)
 NUM_DRAWS = {8: 4, 32: 2}
 """Draws of the arrivals on small fleets, which have few requests; one on others."""
 MOST_LEFT_OUT = 128
-"""Ranks up to which features are left out of all, one at a time."""
+"""Ranks up to which features are left out of all, one at a time, and both loads are replayed."""
+ON_THE_MOST = ("plain", "rent or buy", "token routing", "all")
+"""Policies on more ranks than that: each run takes minutes there."""
 
 
 SEED_OF_DRAW = 1_000_000
@@ -98,7 +99,7 @@ GATES: Mapping[str, Settings] = {
 
 
 def experiment(options: Options) -> Experiment:
-    """Both traces at both loads on 8 to 512 ranks; each feature left out of all up to 128. Quick: the heads of the
+    """Both traces at both loads on 8 to 128 ranks, each feature left out of all; a few over capacity on 512. Quick: the heads of the
     traces that ship here, on 8 ranks over capacity. Without `options.traces` the heads too, on 8 and 32 ranks."""
     trials = [trial for point in _points(options) for trial in _trials_at(point, options)]
     return Experiment("together", QUESTION, trials, tables, charts, metrics=(*METRICS, "e2e_mean_ms"))
@@ -109,14 +110,17 @@ def _points(options: Options) -> Iterator[Point]:
     for name, trace in TRACES.items():
         for ranks in RANKS[:1] if options.quick else RANKS:
             if options.traces is not None or ranks * trace.per_rank <= trace.head_len:
-                for load in loads:
+                for load in loads if ranks <= MOST_LEFT_OUT else (OVER,):
                     yield {"trace": name, "load": load, "ranks": ranks}
 
 
 def _trials_at(point: Point, options: Options) -> Iterator[Trial]:
     folder, file = _file(TRACES[str(point["trace"])], options.traces)
     leaves_out = not options.quick and int(point["ranks"]) <= MOST_LEFT_OUT
-    for policy, settings in policies(leaves_out=leaves_out).items():
+    found = policies(leaves_out=leaves_out)
+    if int(point["ranks"]) > MOST_LEFT_OUT:
+        found = {policy: found[policy] for policy in ON_THE_MOST if policy in found}
+    for policy, settings in found.items():
         for draw in range(1 if options.quick else NUM_DRAWS.get(int(point["ranks"]), 1)):
             yield Trial(point, policy, scenario_of(point, file, settings, SEED_OF_DRAW * draw), folder)
 
