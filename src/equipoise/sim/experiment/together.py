@@ -2,8 +2,8 @@
 
 Each of the five is a few settings of a scenario, so all of them together are the settings of all: planning ahead
 (vllm#19970), a gate over the ranks (vllm-ascend#5212, or ours), token routing (sglang#20435), aligned chunks
-(vllm#19878). Workers of 8 ranks in lockstep replay Azure's and Mooncake's conversations, at 0.7 times what the plain fleet can do and at more than any
-can. What each one adds to the others is told by leaving it out.
+(vllm#19878). Workers of 8 ranks in lockstep replay Azure's and Mooncake's conversations, at 0.7 times what the plain
+fleet can do and at more than any can. What each one adds to the others is told by leaving it out.
 """
 
 from __future__ import annotations
@@ -99,8 +99,10 @@ GATES: Mapping[str, Settings] = {
 
 
 def experiment(options: Options) -> Experiment:
-    """Both traces at both loads on 8 to 128 ranks, each feature left out of all; a few over capacity on 512. Quick: the heads of the
-    traces that ship here, on 8 ranks over capacity. Without `options.traces` the heads too, on 8 and 32 ranks."""
+    """Both traces at both loads on 8 to 128 ranks, each feature left out of all; a few over capacity on 512.
+
+    Quick: the heads of the traces that ship here, on 8 ranks over capacity. Without `options.traces` the heads too, on
+    8 and 32 ranks."""
     trials = [trial for point in _points(options) for trial in _trials_at(point, options)]
     return Experiment("together", QUESTION, trials, tables, charts, metrics=(*METRICS, "e2e_mean_ms"))
 
