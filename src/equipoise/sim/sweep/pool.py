@@ -178,11 +178,12 @@ def _serve(pipe: Connection) -> None:
     Thread(target=_end_with_parent, daemon=True).start()
     heard = _Heard(logging.WARNING)
     logging.getLogger().addHandler(heard)
-    pipe.send(True)
-    while True:
-        found = run(pipe.recv())
-        pipe.send((found, heard.messages))
-        heard.messages = []
+    with suppress(EOFError, OSError):  # the parent was interrupted as it started this process, and left
+        pipe.send(True)
+        while True:
+            found = run(pipe.recv())
+            pipe.send((found, heard.messages))
+            heard.messages = []
 
 
 class _Heard(logging.Handler):
