@@ -160,7 +160,7 @@ def bits(results: Results, log: StepLog | None = None) -> dict[str, bytes]:
     return found | {name: np.float64(value).tobytes() for name, value in results.summary().items()}
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=150)
 @given(tables)
 def test_leaps_change_nothing(folder: Path, table: dict[str, Any]) -> None:
     scenario = make_scenario(table)
